@@ -1,0 +1,27 @@
+"""Train and run tool-using LLM agents without needing an environment."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Loaded on first use, so that the worker process and `envace --help` never import torch.
+_PUBLIC = {
+    "load_recipe": "envace.training.recipe",
+    "sft": "envace.training.run",
+    "train": "envace.training.run",
+    "evaluate": "envace.benchmarks.run",
+    "audit": "envace.benchmarks.audit",
+    "report": "envace.report.page",
+    "demo": "envace.starter.demo",
+}
+
+__all__ = ["__version__", *sorted(_PUBLIC)]  # pyright: ignore
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'envace' has no attribute {name!r}")

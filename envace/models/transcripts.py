@@ -1,0 +1,52 @@
+"""A transcript: the token ids of one trajectory so far, exactly as they were given or sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from envace.types import Author, Learn, Role, Segment, Step
+
+
+def random_stream(*path: int) -> np.random.Generator:
+    """A generator that depends on the path alone, e.g. (seed, update, scenario, rollout).
+
+    Every trajectory draws from a stream of its own, so what it samples does not depend on which others share its batch, and a
+    resumed run draws what the first would have drawn.
+    """
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(path)))
+
+
+class Transcript:
+    """Segments of ids, only ever appended to."""
+
+    def __init__(self, prompt: Sequence[int], *, random: np.random.Generator) -> None:
+        self.segments: list[Segment] = []
+        self.ids: list[int] = []
+        """All ids so far, in order."""
+        self.random = random
+        """Source of the uniform numbers that sampling consumes, one a token."""
+        self.give(prompt, Author.USER)
+
+    def give(self, ids: Sequence[int], author: Author, *, learn: Learn = Learn.NOTHING) -> Segment:
+        """Append tokens that the policy did not sample here."""
+        segment = Segment(ids=list(ids), author=author, learn=learn)
+        self._append(segment)
+        return segment
+
+    def take(self, step: Step, role: Role) -> Segment:
+        """Append a sampled step, as it was sampled."""
+        author = Author.ASSISTANT if role is Role.ACT else Author.TOOL
+        segment = Segment(
+            ids=list(step.ids), author=author, role=role, learn=Learn.POLICY, logprobs=list(step.logprobs)
+        )
+        self._append(segment)
+        return segment
+
+    def _append(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        self.ids.extend(segment.ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)

@@ -1,0 +1,171 @@
+"""Groups: several rollouts of each scenario, answered and rewarded as a setting says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from envace.envs import Environment, ExecutableEnvironment, GroupWorld, RehearsedEnvironment
+from envace.errors import SandboxError
+from envace.models.policy import Policy
+from envace.models.transcripts import Transcript
+from envace.models.transcripts import random_stream
+from envace.rewards import (
+    WEIGHTS,
+    SchemaObserver,
+    checklist_parts,
+    combine,
+    contract_parts,
+    task_parts,
+    trusting_parts,
+)
+from envace.rollout.loop import Limits, rollout
+from envace.sandbox import Session, Worker
+from envace.scenarios import EnvironmentSpec, Scenario
+from envace.types import Group, StopReason, Trajectory
+
+RewardName = Literal["contract", "checklist", "trusting", "real"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Who answers the calls, and what is rewarded."""
+
+    answers: Literal["rehearsed", "executable"] = "rehearsed"
+    share_world: bool = True
+    """One imagined world per group, instead of one per rollout."""
+    lookup_gradient: bool = False
+    """Whether look-up values get a policy gradient (as published)."""
+    reward: RewardName = "contract"
+    weights: Mapping[str, float] = field(default_factory=lambda: dict(WEIGHTS))
+    limits: Limits = field(default_factory=Limits)
+    temperature: float = 1.0
+    rehearse_temperature: float = 1.0
+
+
+class Collector:
+    """Collects groups from one policy, one worker and a set of environments."""
+
+    def __init__(self, policy: Policy, worker: Worker, specs: Mapping[str, EnvironmentSpec], setting: Setting) -> None:
+        self.policy, self.worker, self.specs, self.setting = policy, worker, specs, setting
+        self.shared_tokens = 0
+        """Look-up tokens handed over within groups so far."""
+
+    async def groups(self, scenarios: Sequence[Scenario], *, size: int, seed: tuple[int, ...]) -> list[Group]:
+        """Roll out every scenario `size` times, all at once.
+
+        Trajectory j of scenario i samples from the stream (seed..., i, j), so the result does not depend on timing.
+        """
+        worlds = [GroupWorld() for _ in scenarios]
+        tasks = [
+            self._one(scenario, worlds[i], group=i, index=j, seed=(*seed, i, j))
+            for i, scenario in enumerate(scenarios)
+            for j in range(size)
+        ]
+        trajectories = await asyncio.gather(*tasks)
+        self.shared_tokens += sum(world.shared_tokens for world in worlds)
+        return [
+            Group(scenario_id=scenario.id, trajectories=list(trajectories[i * size : (i + 1) * size]))
+            for i, scenario in enumerate(scenarios)
+        ]
+
+    async def _one(
+        self, scenario: Scenario, world: GroupWorld, *, group: int, index: int, seed: tuple[int, ...]
+    ) -> Trajectory:
+        """One rollout, graded."""
+        spec, setting = self.specs[scenario.environment], self.setting
+        transcript = Transcript(self.policy.format.open(spec.tools, scenario.instruction), random=random_stream(*seed))
+        session = await self._imagine(spec)
+        environment = self._environment(spec, scenario, world, session)
+        trajectory = await rollout(
+            self.policy,
+            environment,
+            scenario,
+            transcript,
+            limits=setting.limits,
+            temperature=setting.temperature,
+            group=group,
+            index=index,
+        )
+        try:
+            if trajectory.stop is not StopReason.INFRASTRUCTURE:
+                await self._grade(scenario, spec, trajectory, environment, session)
+            await environment.close()
+            if session is not None:
+                await self.policy.hold(session.close())
+        except SandboxError as error:
+            trajectory.stop, trajectory.error = StopReason.INFRASTRUCTURE, f"{type(error).__name__}: {error}"
+            trajectory.reward = None
+        return trajectory
+
+    async def _imagine(self, spec: EnvironmentSpec) -> Session | None:
+        """The imagined world that judges this rollout's responses, where the setting has one."""
+        if self.setting.answers == "executable" or self.setting.reward != "contract":
+            return None
+        return await self.policy.hold(self.worker.imagine(spec.id))
+
+    def _environment(
+        self, spec: EnvironmentSpec, scenario: Scenario, world: GroupWorld, session: Session | None
+    ) -> Environment:
+        setting = self.setting
+        if setting.answers == "executable":
+            return ExecutableEnvironment(spec, scenario, worker=self.worker, policy=self.policy)
+        return RehearsedEnvironment(
+            spec,
+            policy=self.policy,
+            observer=session or SchemaObserver(spec),
+            world=world,
+            share=setting.share_world,
+            lookup_gradient=setting.lookup_gradient,
+            temperature=setting.rehearse_temperature,
+            max_tokens=setting.limits.max_step_tokens,
+            max_length=setting.limits.max_length,
+        )
+
+    async def _grade(
+        self,
+        scenario: Scenario,
+        spec: EnvironmentSpec,
+        trajectory: Trajectory,
+        environment: Environment,
+        session: Session | None,
+    ) -> None:
+        """Set the trajectory's parts, reward and feasibility."""
+        parts, trajectory.feasible = await self._parts(scenario, spec, trajectory, environment, session)
+        trajectory.parts = parts
+        trajectory.reward = combine(parts, self.setting.weights)
+
+    async def _parts(
+        self,
+        scenario: Scenario,
+        spec: EnvironmentSpec,
+        trajectory: Trajectory,
+        environment: Environment,
+        session: Session | None,
+    ) -> tuple[dict[str, float], bool | None]:
+        if isinstance(environment, ExecutableEnvironment):
+            assert environment.session is not None
+            return task_parts(scenario, trajectory, await self.policy.hold(environment.session.state()))
+        if session is not None:
+            return contract_parts(trajectory, await self.policy.hold(session.grade(scenario.goal)))
+        trusting = self.setting.reward == "trusting"
+        procedure = await self.policy.hold(self._procedure(scenario, spec, trajectory, trusting=trusting))
+        judge = trusting_parts if trusting else checklist_parts
+        return judge(trajectory, procedure, spec)
+
+    async def _procedure(
+        self, scenario: Scenario, spec: EnvironmentSpec, trajectory: Trajectory, *, trusting: bool
+    ) -> dict[str, Any]:
+        exchanges = [
+            {"name": e.call.name, "arguments": e.call.arguments, "response": e.response} for e in trajectory.exchanges
+        ]
+        procedure: dict[str, Any] = await self.worker.ask(
+            "procedure",
+            environment=spec.id,
+            goal=scenario.goal,
+            exchanges=exchanges,
+            slips=["ignore_rule"] if trusting else [],
+        )
+        return procedure

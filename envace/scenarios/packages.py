@@ -1,0 +1,202 @@
+"""Environment packages: a folder with `environment.py` (one class) and `scenarios.jsonl` (one scenario a line).
+
+The class is read with `ast`, never executed here: its tools, rules and tables are what the text says. It runs only in the
+worker process.
+
+    class Shop:
+        \"\"\"One line of introduction.\"\"\"
+        RULES = ("Only a pending order can be cancelled.",)
+        STATE = {"orders": {"key": "order_id", "record": {... JSON Schema of one record ...}}}
+        LOOKUPS = {"get_order": "orders"}          # tools that only read -> the table whose records they return
+
+        def get_order(self, order_id: str) -> dict:
+            \"\"\"Show an order.\"\"\"
+
+    def solve(call, goal, slip=lambda name: False): ...       # optional: the oracle program
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from envace.errors import DataError
+from envace.scenarios.schema import Scenario
+from envace.types import ToolSpec
+
+JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "list": "array", "dict": "object"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EnvironmentSpec:
+    """An environment as data (the `envpkg/1` shape): what it is, its tools, and its code as text."""
+
+    id: str
+    entry: str
+    """Name of the class in `code`."""
+    introduction: str
+    rules: tuple[str, ...]
+    tables: dict[str, Any]
+    """Table name -> `key` (field that identifies a record) and `record` (JSON Schema)."""
+    lookups: dict[str, str]
+    """Tool that only reads -> table whose full records it returns."""
+    tools: tuple[ToolSpec, ...]
+    code: str
+    has_oracle: bool
+    """Whether the code defines `solve`."""
+
+    def definition(self) -> dict[str, Any]:
+        """What the worker process needs to run it."""
+        return {
+            "environment": self.id,
+            "code": self.code,
+            "entry": self.entry,
+            "tables": self.tables,
+            "lookups": self.lookups,
+            "tools": [tool.name for tool in self.tools],
+        }
+
+    def tool(self, name: str) -> ToolSpec | None:
+        """The tool of that name, if there is one."""
+        return next((tool for tool in self.tools if tool.name == name), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """An environment and its scenarios."""
+
+    spec: EnvironmentSpec
+    scenarios: tuple[Scenario, ...]
+
+
+def load_package(folder: Path) -> Package:
+    """Load a package folder. Raises DataError naming file, line and remedy."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder. An environment package holds environment.py and scenarios.jsonl.")
+    spec = read_environment(folder / "environment.py", name=folder.name)
+    scenarios = tuple(read_scenarios(folder / "scenarios.jsonl"))
+    for scenario in scenarios:
+        if scenario.environment != spec.id:
+            raise DataError(
+                f"{folder}/scenarios.jsonl: scenario {scenario.id!r} names environment {scenario.environment!r}, "
+                f"the package is {spec.id!r}."
+            )
+    return Package(spec=spec, scenarios=scenarios)
+
+
+def read_scenarios(path: Path) -> Iterator[Scenario]:
+    """Read scenarios, one JSON object a line. Raises DataError with the line number."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    seen: set[str] = set()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            scenario = Scenario.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the line"
+            raise DataError(f"{path}:{number}: {where}: {first['msg']}.") from None
+        if scenario.id in seen:
+            raise DataError(f"{path}:{number}: scenario id {scenario.id!r} is used twice.")
+        seen.add(scenario.id)
+        yield scenario
+
+
+def write_scenarios(path: Path, scenarios: list[Scenario]) -> None:
+    """Write scenarios, one JSON object a line."""
+    path.write_text("".join(scenario.model_dump_json() + "\n" for scenario in scenarios), encoding="utf-8")
+
+
+def read_environment(path: Path, *, name: str) -> EnvironmentSpec:
+    """Read an environment class from its source text, without running it. Raises DataError."""
+    try:
+        code = path.read_text(encoding="utf-8")
+        tree = ast.parse(code)
+    except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    if len(classes) != 1:
+        found = ", ".join(node.name for node in classes) or "none"
+        raise DataError(f"{path} must define exactly one public class; found: {found}.")
+    entry = classes[0]
+    tables, lookups = _literal(path, entry, "STATE", {}), _literal(path, entry, "LOOKUPS", {})
+    tools = tuple(_tool(node, lookups) for node in entry.body if _is_tool(node))
+    _check_names(path, tables, lookups, tools)
+    return EnvironmentSpec(
+        id=name,
+        entry=entry.name,
+        introduction=ast.get_docstring(entry) or "",
+        rules=tuple(_literal(path, entry, "RULES", ())),
+        tables=tables,
+        lookups=lookups,
+        tools=tools,
+        code=code,
+        has_oracle=any(isinstance(node, ast.FunctionDef) and node.name == "solve" for node in tree.body),
+    )
+
+
+def _check_names(path: Path, tables: dict[str, Any], lookups: dict[str, str], tools: tuple[ToolSpec, ...]) -> None:
+    names = {tool.name for tool in tools}
+    if not names:
+        raise DataError(f"{path}: the class has no public method, so it offers no tool.")
+    for table, description in tables.items():
+        if not isinstance(description, dict) or {"key", "record"} - set(description):
+            raise DataError(f'{path}: STATE["{table}"] needs "key" and "record" (a JSON Schema).')
+    for tool, table in lookups.items():
+        if tool not in names or table not in tables:
+            raise DataError(f'{path}: LOOKUPS["{tool}"] = "{table}" must name a method and a table of STATE.')
+
+
+def _literal(path: Path, entry: ast.ClassDef, name: str, default: Any) -> Any:
+    for node in entry.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            try:
+                return ast.literal_eval(node.value)  # type: ignore[attr-defined]
+            except ValueError:
+                raise DataError(f"{path}:{node.lineno}: {name} must be a literal; it is read, not run.") from None
+    return default
+
+
+def _is_tool(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+
+
+def _tool(node: ast.stmt, lookups: dict[str, str]) -> ToolSpec:
+    assert isinstance(node, ast.FunctionDef)
+    arguments = node.args.args[1:] + node.args.kwonlyargs
+    optional = {argument.arg for argument in node.args.args[len(node.args.args) - len(node.args.defaults) :]}
+    optional |= {a.arg for a, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if default}
+    return ToolSpec(
+        name=node.name,
+        description=(ast.get_docstring(node) or "").split("\n\n")[0],
+        parameters={
+            "type": "object",
+            "properties": {argument.arg: _schema(argument.annotation) for argument in arguments},
+            "required": [argument.arg for argument in arguments if argument.arg not in optional],
+            "additionalProperties": False,
+        },
+        effect="query" if node.name in lookups else "state_change",
+    )
+
+
+def _schema(annotation: ast.expr | None) -> dict[str, Any]:
+    """The JSON Schema of a plain annotation; anything else is left open."""
+    text = ast.unparse(annotation) if annotation is not None else ""
+    base = JSON_TYPES.get(text.split("[")[0])
+    return {"type": base} if base else {}
+
+
+def dump_line(value: Any) -> str:
+    """One compact JSON line, as tool results are shown to a policy."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

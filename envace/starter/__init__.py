@@ -1,0 +1,1 @@
+"""The bundled world and the bundled policy."""

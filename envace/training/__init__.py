@@ -1,0 +1,1 @@
+"""Training: role-wise GRPO and supervised warm-up, with exact checkpoints."""

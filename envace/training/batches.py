@@ -1,0 +1,124 @@
+"""Training rows out of trajectories, and padded batches out of rows. Pure.
+
+In the `shared` layout a trajectory is one row: both roles sampled in one growing sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envace.errors import TrainingError
+from envace.training.advantages import Advantages, cell_advantages, cells_of
+from envace.types import Group, Learn, Role, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One sequence to train on. All arrays have its length T; index t speaks of the token at t, predicted from those before."""
+
+    ids: NDArray[np.int64]
+    policy: NDArray[np.bool_]
+    """Tokens with a policy gradient."""
+    anchor: NDArray[np.bool_]
+    """Tokens with a KL to the reference only."""
+    advantages: NDArray[np.float32]
+    """Advantage of the token's output; 0 where `policy` is False."""
+    logprobs: NDArray[np.float32]
+    """Log-probability when it was sampled; 0 for given tokens."""
+    rehearse: NDArray[np.bool_]
+    """Sampled in the role REHEARSE."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The rows of one update, and the advantages they hold."""
+
+    rows: list[Row]
+    advantages: Advantages
+    dropped: int
+    """Trajectories without a reward, which train nothing."""
+
+
+def training_rows(
+    groups: Sequence[Group],
+    *,
+    role_wise: bool = True,
+    train_rehearsal: bool = True,
+    baseline: str = "outputs",
+    scale: str = "none",
+) -> Training:
+    """One row a rewarded trajectory, each output with the advantage of its cell.
+
+    Anchored outputs (look-up values of the imagined world) belong to no cell.
+    """
+    scored = [t for group in groups for t in group.trajectories if t.reward is not None]
+    outputs = [
+        (number, position)
+        for number, trajectory in enumerate(scored)
+        for position, segment in enumerate(trajectory.segments)
+        if segment.learn is Learn.POLICY and (train_rehearsal or segment.role is Role.ACT)
+    ]
+    roles = [int(scored[n].segments[p].role is Role.REHEARSE) for n, p in outputs]
+    advantages = cell_advantages(
+        np.array([scored[n].reward for n, _ in outputs], dtype=np.float64),
+        cells_of(
+            np.array([scored[n].group for n, _ in outputs], dtype=np.int64),
+            np.array(roles, dtype=np.int64),
+            role_wise=role_wise,
+        ),
+        np.array([n for n, _ in outputs], dtype=np.int64),
+        baseline="trajectories" if baseline == "trajectories" else "outputs",
+        scale="std" if scale == "std" else "none",
+    )
+    credit = {output: float(value) for output, value in zip(outputs, advantages.values_B, strict=True)}
+    rows = [_row(number, trajectory, credit) for number, trajectory in enumerate(scored)]
+    return Training(rows=rows, advantages=advantages, dropped=sum(len(g.trajectories) for g in groups) - len(scored))
+
+
+def _row(number: int, trajectory: Trajectory, credit: dict[tuple[int, int], float]) -> Row:
+    length = sum(len(segment.ids) for segment in trajectory.segments)
+    ids = np.zeros(length, dtype=np.int64)
+    policy, anchor, rehearse = (np.zeros(length, dtype=np.bool_) for _ in range(3))
+    advantages, logprobs = (np.zeros(length, dtype=np.float32) for _ in range(2))
+    start = 0
+    for position, segment in enumerate(trajectory.segments):
+        part = slice(start, start + len(segment.ids))
+        start = part.stop
+        ids[part] = segment.ids
+        rehearse[part] = segment.role is Role.REHEARSE
+        anchor[part] = segment.learn is Learn.ANCHOR
+        if (number, position) in credit:
+            if segment.logprobs is None or len(segment.logprobs) != len(segment.ids):
+                raise TrainingError(
+                    f"{trajectory.scenario_id}: segment {position} has {len(segment.ids)} sampled ids but "
+                    f"{len(segment.logprobs or [])} log-probabilities; nothing is padded, so it cannot be trained on."
+                )
+            policy[part] = True
+            advantages[part] = credit[number, position]
+            logprobs[part] = segment.logprobs
+    return Row(ids=ids, policy=policy, anchor=anchor, advantages=advantages, logprobs=logprobs, rehearse=rehearse)
+
+
+def buckets(lengths: Sequence[int], *, max_tokens: int) -> Iterator[list[int]]:
+    """Indices of rows of like length, each batch at most `max_tokens` after padding (a longer row stands alone)."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def pad(arrays: Sequence[NDArray[np.generic]], value: int | float = 0) -> NDArray[np.generic]:
+    """Stack one-dimensional arrays into (B, T), padded on the right."""
+    longest = max(map(len, arrays))
+    out = np.full((len(arrays), longest), value, dtype=arrays[0].dtype)
+    for index, array in enumerate(arrays):
+        out[index, : len(array)] = array
+    return out

@@ -1,0 +1,98 @@
+"""Supervised warm-up on demonstrations, both roles at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from envace.errors import TrainingError
+from envace.training.batches import pad
+from envace.training.demonstrations import SupervisedRow
+from envace.training.update import hidden_states, log_probabilities
+
+
+class MuonAdam:
+    """Muon for the matrices between the layers, AdamW for embeddings, norms and biases; one schedule for both."""
+
+    def __init__(self, model: PreTrainedModel, *, matrix_lr: float, lr: float) -> None:
+        embeddings = {id(p) for p in (*model.get_input_embeddings().parameters(), *model.get_output_embeddings().parameters())}
+        matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings]
+        others = [p for p in model.parameters() if p.ndim != 2 or id(p) in embeddings]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, lr=matrix_lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=lr, weight_decay=0.0, betas=(0.9, 0.98)),
+        ]
+        self._peak = [matrix_lr, lr]
+
+    def step(self, fraction: float) -> None:
+        """Step both at a fraction of their peak learning rates, and clear the gradients."""
+        for optimizer, peak in zip(self.optimizers, self._peak, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * fraction
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+def schedule(step: int, steps: int, *, warmup: float = 0.05) -> float:
+    """Linear warm-up, then a cosine to a tenth; in (0, 1]."""
+    ramp = max(1, int(warmup * steps))
+    if step < ramp:
+        return (step + 1) / ramp
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - ramp) / max(1, steps - ramp)))
+
+
+def batches(rows: Sequence[SupervisedRow], *, size: int, steps: int, seed: int) -> Iterator[list[SupervisedRow]]:
+    """`steps` batches, every row once before any comes again, rows of like length together."""
+    rng = np.random.default_rng([seed, 77])
+    order: list[list[int]] = []
+    for _ in range(steps):
+        if not order:
+            shuffled = rng.permutation(len(rows))
+            chunks = [shuffled[i : i + size * 16] for i in range(0, len(rows), size * 16)]
+            for chunk in chunks:
+                by_length = sorted(chunk.tolist(), key=lambda i: len(rows[i].ids))
+                order += [by_length[i : i + size] for i in range(0, len(by_length), size)]
+            order = [order[i] for i in rng.permutation(len(order))]
+        yield [rows[i] for i in order.pop()]
+
+
+def sft(
+    model: PreTrainedModel,
+    rows: Sequence[SupervisedRow],
+    *,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    matrix_lr: float,
+    seed: int,
+    pad_id: int,
+) -> Iterator[dict[str, float]]:
+    """Train, yielding the metrics of each step: `loss` in nats a learned token, and `tokens` that went through the model.
+
+    Raises:
+        TrainingError: There are no rows, or the loss is not finite.
+    """
+    if not rows:
+        raise TrainingError("There is no demonstration to learn from.")
+    optimizer = MuonAdam(model, matrix_lr=matrix_lr, lr=lr)
+    model.train()
+    for step, batch in enumerate(batches(rows, size=batch_size, steps=steps, seed=seed)):
+        loss = supervised_loss(model, batch, pad_id)
+        if not torch.isfinite(loss):
+            raise TrainingError(f"The loss at step {step} is {float(loss)}: lower sft.lr or sft.matrix_lr.")
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step(schedule(step, steps))
+        yield {"loss": float(loss.detach()), "tokens": float(sum(len(row.ids) for row in batch))}
+
+
+def supervised_loss(model: PreTrainedModel, rows: Sequence[SupervisedRow], pad_id: int) -> torch.Tensor:
+    """Mean negative log-likelihood of the learned tokens, nats."""
+    ids_BT = torch.from_numpy(pad([row.ids for row in rows], pad_id))
+    learn_BT = torch.from_numpy(pad([row.learn for row in rows]))[:, 1:]
+    log_NV = log_probabilities(model, hidden_states(model, ids_BT[:, :-1])[learn_BT], 1.0)
+    return -log_NV.gather(1, ids_BT[:, 1:][learn_BT][:, None]).mean()
