@@ -10,12 +10,12 @@ __version__ = "0.1.0"
 # Loaded on first use, so that the worker process and `envace --help` never import torch.
 _PUBLIC = {
     "load_recipe": "envace.training.recipe",
-    "sft": "envace.training.run",
-    "train": "envace.training.run",
-    "evaluate": "envace.benchmarks.run",
-    "audit": "envace.benchmarks.audit",
+    "sft": "envace.jobs.sft",
+    "train": "envace.jobs.train",
+    "evaluate": "envace.jobs.evaluate",
+    "audit": "envace.jobs.audit",
     "report": "envace.report.page",
-    "demo": "envace.starter.demo",
+    "demo": "envace.jobs.demo",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]  # pyright: ignore

@@ -40,7 +40,8 @@ def _validator(spec: EnvironmentSpec, name: str) -> Draft202012Validator:
 def invalid_call(spec: EnvironmentSpec, call: ToolCall) -> dict[str, Any] | None:
     """The observation for a call that names no tool or breaks its schema; None for a valid call.
 
-    It is checked before any environment, so that a rehearsal can never hide a wrong argument (method: validation before rehearsal).
+    It is checked before any environment, so that a rehearsal can never hide a wrong argument (method: validation
+    before rehearsal).
     """
     if spec.tool(call.name) is None:
         return {"error": "unknown_tool"}

@@ -16,7 +16,9 @@ class ExecutableEnvironment:
 
     def __init__(self, spec: EnvironmentSpec, scenario: Scenario, *, worker: Worker, policy: Policy) -> None:
         if scenario.state is None:
-            raise DataError(f"Scenario {scenario.id!r} is public: its opening state is withheld, so it cannot be executed.")
+            raise DataError(
+                f"Scenario {scenario.id!r} is public: its opening state is withheld, so it cannot be executed."
+            )
         self.spec, self.state = spec, scenario.state
         self._worker, self._policy = worker, policy
         self.session: Session | None = None

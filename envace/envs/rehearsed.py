@@ -1,7 +1,8 @@
 """The rehearsed environment: the policy itself answers, as REHEARSE, in the same transcript (layout `shared`).
 
-With `world="group"` the rollouts of a group live in one imagined world: the first to make a look-up samples its response, the
-others are given those tokens. As published (`world="rollout"`) every rollout imagines its own, and the reward drifts to easy ones.
+With `world="group"` the rollouts of a group live in one imagined world: the first to make a look-up samples its
+response, the others are given those tokens. As published (`world="rollout"`) every rollout
+imagines its own, and the reward drifts to easy ones.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from envace.models.policy import Policy
 from envace.models.transcripts import Transcript
@@ -75,7 +76,8 @@ class RehearsedEnvironment:
             observer: Judges responses; opened and closed by whoever made it.
             world: The group's look-ups.
             share: Whether look-ups are shared within the group (`world: group`).
-            lookup_gradient: Whether values of well-formed look-ups get a policy gradient (as published) or only an anchor.
+            lookup_gradient: Whether values of well-formed look-ups get a policy gradient (as published) or only an
+                anchor.
             temperature: Sampling temperature of responses.
             max_tokens: Limit of one response.
             max_length: Limit of the whole transcript.
@@ -148,9 +150,7 @@ class RehearsedEnvironment:
         exchange, _ = await self._judged(call, ids, shared=shared)
         return exchange
 
-    async def _judged(
-        self, call: ToolCall, ids: Sequence[int], *, shared: bool = False
-    ) -> tuple[Exchange, bool]:
+    async def _judged(self, call: ToolCall, ids: Sequence[int], *, shared: bool = False) -> tuple[Exchange, bool]:
         """The exchange with the contract's word on it, and whether it settled something new."""
         text = self._policy.format.response_text(ids)
         response, broken = _load(text)

@@ -1,7 +1,8 @@
 """Formats: how messages become token ids and sampled ids become messages.
 
-A transcript is built by appending ids, so a format never renders a conversation twice. The loop asks it for the ids of the
-opening, of the headers between messages, and of texts that others wrote; the latter can never encode to a control token.
+A transcript is built by appending ids, so a format never renders a conversation twice. The loop asks it for the ids of
+the opening, of the headers between messages, and of texts that others wrote; the latter can never encode to a control
+token.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ class Format(Protocol):
     def response(self, text: str) -> list[int]:
         """Ids of a tool response that somebody else wrote, with its end token."""
 
+    def call(self, name: str, arguments: str) -> list[int]:
+        """Ids of an acting step with one call, as demonstrations write it."""
+
+    def reply(self, text: str) -> list[int]:
+        """Ids of an acting step that replies."""
+
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end a sampled step."""
 
@@ -73,10 +80,10 @@ class StarterFormat:
         if missing:
             raise ModelError(f"The tokenizer lacks the control tokens {missing}; it is not one of the starter format.")
         self.tokenizer = tokenizer
-        ids = tokenizer.convert_tokens_to_ids
-        self.pad_id, self._end, self._call = ids(PAD), ids(END), ids(CALL)
-        self._headers = {token: [ids(token)] for token in (SYSTEM, USER, ASSISTANT, TOOL)}
-        self._control = frozenset(ids(token) for token in CONTROL_TOKENS)
+        ids: dict[str, int] = {token: tokenizer.get_vocab()[token] for token in CONTROL_TOKENS}
+        self.pad_id, self._end, self._call = ids[PAD], ids[END], ids[CALL]
+        self._headers = {token: [ids[token]] for token in (SYSTEM, USER, ASSISTANT, TOOL)}
+        self._control = frozenset(ids.values())
 
     def text(self, text: str) -> list[int]:
         """Ids of a text of others: what looks like a control token in it stays text."""
@@ -93,11 +100,11 @@ class StarterFormat:
         ]  # fmt: skip
 
     def act_header(self) -> list[int]:
-        """`<|assistant|>`"""
+        """`<|assistant|>`."""
         return list(self._headers[ASSISTANT])
 
     def tool_header(self) -> list[int]:
-        """`<|tool|>`"""
+        """`<|tool|>`."""
         return list(self._headers[TOOL])
 
     def response(self, text: str) -> list[int]:
@@ -120,19 +127,17 @@ class StarterFormat:
         """Calls or a reply; a step that does not end in `<|end|>` is malformed."""
         if not ids or ids[-1] != self._end:
             return Parsed(failure="the step does not end with its end token")
-        return parse_step([self.tokenizer.decode(part) for part in _split(ids[:-1], self._call)])
+        return parse_step([self.decode(part) for part in _split(ids[:-1], self._call)])
 
     def response_text(self, ids: Sequence[int]) -> str | None:
         """Text of a rehearsed response that holds no control token but its end."""
         if not ids or ids[-1] != self._end or any(token in self._control for token in ids[:-1]):
             return None
-        text: str = self.tokenizer.decode(ids[:-1])
-        return text
+        return self.decode(ids[:-1])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text with control tokens."""
-        text: str = self.tokenizer.decode(ids)
-        return text
+        return str(self.tokenizer.decode(list(ids)))
 
 
 def _split(ids: Sequence[int], separator: int) -> list[list[int]]:

@@ -39,9 +39,9 @@ class Request:
 class LocalPolicy:
     """Samples steps for many transcripts at once, each keeping its key/value cache between its steps.
 
-    A tick appends one token to every open transcript that has one to append: a given token it has not read yet, or the token it
-    just sampled. A tick waits until every rollout has either asked for a step or waits for another's, so that batches, and with
-    them the last bits of the logits, do not depend on how fast a tool answered.
+    A tick appends one token to every open transcript that has one to append: a given token it has not read yet, or the
+    token it just sampled. A tick waits until every rollout has either asked for a step or waits for another's, so that
+    batches, and with them the last bits of the logits, do not depend on how fast a tool answered.
     """
 
     def __init__(self, model: PreTrainedModel, format: Format) -> None:
@@ -114,7 +114,7 @@ class LocalPolicy:
                 await self._settle()
                 self._prefill()
                 self._tick()
-        except Exception as error:  # whoever waits must learn of it; nobody else would
+        except Exception as error:  # noqa: BLE001 - whoever waits must learn of it; nobody else would
             for request in list(self._requests.values()):
                 if not request.future.done():
                     request.future.set_exception(error)
@@ -161,9 +161,11 @@ class LocalPolicy:
             self._sample(logits[torch.tensor([row for row, _ in ready])], [request for _, request in ready])
 
     def _sample(self, logits: Tensor, requests: list[Request]) -> None:
-        """Draw one token for each request by inverting its cumulative distribution at the transcript's own uniform number."""
+        """Draw a token for each request: its cumulative distribution, inverted at the transcript's own uniform."""
         temperatures = torch.tensor([request.temperature for request in requests])
-        logprobs = torch.log_softmax(logits / temperatures.clamp(min=1e-6)[:, None].where(temperatures[:, None] > 0, 1.0), -1)
+        logprobs = torch.log_softmax(
+            logits / temperatures.clamp(min=1e-6)[:, None].where(temperatures[:, None] > 0, 1.0), -1
+        )
         if not torch.isfinite(logprobs.max(-1).values).all():
             raise ModelError("The model gave logits that are not finite, so nothing can be sampled from it.")
         draws = torch.from_numpy(np.array([request.transcript.random.random() for request in requests]))

@@ -1,7 +1,8 @@
 """A key/value cache whose rows have lengths of their own, for any transformers model with plain attention.
 
-Rows live in one tensor per layer. Each tick appends one token to every row at that row's own position, so rollouts of unequal
-length share a batch without padding, and a row keeps its cache while others finish, wait for a tool, or change roles.
+Rows live in one tensor per layer. Each tick appends one token to every row at that row's own position, so rollouts of
+unequal length share a batch without padding, and a row keeps its cache while others finish, wait for a tool, or change
+roles.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def ragged_attention(
 ) -> tuple[Tensor, None]:
     """Attention of one query a row without expanding shared key heads; longer queries go to SDPA.
 
-    Memory traffic of keys and values bounds a decode tick on a CPU, and expanding them to the query heads multiplies it.
+    Memory traffic of keys and values bounds a decode tick on a CPU, and expanding them to the query heads multiplies
+    it.
 
     Shapes: query (B, heads, 1, d), key and value (B, key_heads, T, d), mask (B, 1, 1, T) bool.
     """
@@ -54,7 +56,7 @@ class RaggedLayer(CacheLayerMixin):
     """Keys and values of one layer, (rows, key heads, capacity, d)."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rows, self.length = 0, 0
         self.positions: Tensor = torch.empty(0)
         self.index: Tensor = torch.empty(0)
@@ -72,12 +74,18 @@ class RaggedLayer(CacheLayerMixin):
             if previous is not None:
                 new[: previous.shape[0], :, : previous.shape[2]] = previous
 
+    def storage(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all rows."""
+        assert self.keys is not None
+        assert self.values is not None
+        return self.keys, self.values
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write one token a row, and return the part that this tick attends to."""
-        assert self.keys is not None and self.values is not None
-        self.keys[self.index, :, self.positions] = key_states[:, :, 0]
-        self.values[self.index, :, self.positions] = value_states[:, :, 0]
-        return self.keys[: self.rows, :, : self.length], self.values[: self.rows, :, : self.length]
+        keys, values = self.storage()
+        keys[self.index, :, self.positions] = key_states[:, :, 0]
+        values[self.index, :, self.positions] = value_states[:, :, 0]
+        return keys[: self.rows, :, : self.length], values[: self.rows, :, : self.length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Key length and offset."""
@@ -98,7 +106,7 @@ class RaggedCache:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.layers = [RaggedLayer() for _ in range(model.config.num_hidden_layers)]
-        self._cache = Cache(layers=self.layers)
+        self._cache = Cache(layers=list(self.layers))
         # Renamed from `past_key_values` in the course of transformers 5.
         self._keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self.forward_tokens = 0
@@ -116,8 +124,9 @@ class RaggedCache:
         source = torch.tensor([number for number, group in enumerate(copies) for _ in group])
         for layer, filled in zip(self.layers, cache.layers, strict=True):
             self._grow(layer, filled.keys, int(rows.max()) + 1, longest + 1)
-            layer.keys[rows, :, :longest] = filled.keys[source]
-            layer.values[rows, :, :longest] = filled.values[source]
+            keys, values = layer.storage()
+            keys[rows, :, :longest] = filled.keys[source]
+            values[rows, :, :longest] = filled.values[source]
 
     @torch.inference_mode()
     def tick(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -128,7 +137,7 @@ class RaggedCache:
         rows, length = len(tokens), int(positions.max()) + 1
         index = torch.arange(rows)
         for layer in self.layers:
-            self._grow(layer, layer.keys, rows, length)
+            self._grow(layer, layer.storage()[0], rows, length)
             layer.rows, layer.length, layer.positions, layer.index = rows, length, positions, index
         mask = (torch.arange(length) <= positions[:, None])[:, None, None, :]
         output = self.model(
@@ -146,8 +155,8 @@ class RaggedCache:
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one row over another."""
         for layer in self.layers:
-            layer.keys[target, :, :length] = layer.keys[source, :, :length]
-            layer.values[target, :, :length] = layer.values[source, :, :length]
+            for storage in layer.storage():
+                storage[target, :, :length] = storage[source, :, :length]
 
     def _grow(self, layer: RaggedLayer, like: Tensor, rows: int, capacity: int) -> None:
         """Room for so many rows and positions; capacity grows in chunks of 64."""

@@ -12,8 +12,8 @@ from envace.types import Author, Learn, Role, Segment, Step
 def random_stream(*path: int) -> np.random.Generator:
     """A generator that depends on the path alone, e.g. (seed, update, scenario, rollout).
 
-    Every trajectory draws from a stream of its own, so what it samples does not depend on which others share its batch, and a
-    resumed run draws what the first would have drawn.
+    Every trajectory draws from a stream of its own, so what it samples does not depend on which others share its
+    batch, and a resumed run draws what the first would have drawn.
     """
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(path)))
 

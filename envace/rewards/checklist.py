@@ -1,7 +1,8 @@
 """Rewards that know no tool rules: the `checklist` reward, and `trusting`, a checklist that can be hacked.
 
-Both ask what a CM2-style list could ask from the instruction and the rehearsed responses: did the calls follow from what the
-responses said, and does the reply. `checklist` also asks of each response whether it has the shape of the tool's records.
+Both ask what a CM2-style list could ask from the instruction and the rehearsed responses: did the calls follow from
+what the responses said, and does the reply. `checklist` also asks of each response whether it has the shape of the
+tool's records.
 `trusting` never asks what the environment would have said: it takes a rehearsed success for a success. It is here to be
 measured (docs/log.md), not to be used.
 """
@@ -19,7 +20,7 @@ from envace.types import Consistency, Trajectory
 
 
 class SchemaObserver:
-    """Judges a response by the schema of the tool's records alone, and by whether it shows the record that was asked for."""
+    """Judges a response by the schema of the tool's records, and by whether it shows the record asked for."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         self._spec = spec
@@ -74,7 +75,8 @@ def trusting_parts(
 ) -> tuple[dict[str, float], bool | None]:
     """Parts of the `trusting` reward: the request was carried out, a response confirmed it, the user was told.
 
-    `procedure` must come from an oracle that ignores the rules (`slips=["ignore_rule"]`), so that a refusal earns nothing.
+    `procedure` must come from an oracle that ignores the rules (`slips=["ignore_rule"]`), so that a refusal earns
+    nothing.
     """
     parts, feasible = checklist_parts(trajectory, procedure, spec)
     done = bool(feasible)

@@ -30,7 +30,11 @@ def task_checks(
     holds = reply_holds(trajectory.reply, outcome=expected.outcome, facts=expected.facts)
     return [
         Check(id="state", question="Are all tables as the oracle leaves them?", verdict=state),
-        Check(id="calls", question="Were the necessary calls made?", verdict=_verdict(_necessary(trajectory, expected, spec))),
+        Check(
+            id="calls",
+            question="Were the necessary calls made?",
+            verdict=_verdict(_necessary(trajectory, expected, spec)),
+        ),
         Check(id="reply", question="Does the reply have the right outcome and facts?", verdict=_verdict(holds)),
     ]
 

@@ -1,7 +1,7 @@
 """The `contract` reward: checks on the imagined state, by the tools' rules, never by a task's database.
 
-What it knows: the environment class (its rules) and the oracle program, both run on the records that this rehearsal has shown.
-What it never sees: the scenario's opening state, its oracle calls, or any real response.
+What it knows: the environment class (its rules) and the oracle program, both run on the records that this rehearsal
+has shown. What it never sees: the scenario's opening state, its oracle calls, or any real response.
 """
 
 from __future__ import annotations

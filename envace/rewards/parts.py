@@ -11,7 +11,8 @@ from envace.types import ToolCall
 WEIGHTS: dict[str, float] = {"calls": 0.2, "state": 0.15, "outcome": 0.2, "answer": 0.3, "consistent": 0.15}
 """Weight of each part; parts that a reward does not have leave the rest to share theirs.
 
-The values are those of the small-scale study that the starter world comes from; `answer` weighs most since it needs the others.
+The values are those of the small-scale study that the starter world comes from; `answer` weighs most since it needs
+the others.
 """
 
 

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from envace.envs import Environment, ExecutableEnvironment, GroupWorld, RehearsedEnvironment
 from envace.errors import SandboxError
 from envace.models.policy import Policy
-from envace.models.transcripts import Transcript
-from envace.models.transcripts import random_stream
+from envace.models.transcripts import Transcript, random_stream
 from envace.rewards import (
     WEIGHTS,
     SchemaObserver,

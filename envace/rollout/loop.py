@@ -39,11 +39,15 @@ async def rollout(
 ) -> Trajectory:
     """Act until a final reply or a limit, the environment answering each call.
 
-    A failure of worker or policy becomes the trajectory's stop reason INFRASTRUCTURE with its text; nothing is raised for it,
-    so one bad rollout never ends a batch.
+    A failure of worker or policy becomes the trajectory's stop reason INFRASTRUCTURE with its text; nothing is raised
+    for it, so one bad rollout never ends a batch.
     """
     trajectory = Trajectory(
-        scenario_id=scenario.id, environment_id=scenario.environment, kind=scenario.kind, group=group, index=index
+        scenario_id=scenario.id,
+        environment_id=scenario.environment,
+        kind=scenario.kind,
+        group=group,
+        index=index,
     )
     policy.begin(transcript)
     try:
@@ -91,9 +95,7 @@ async def _act(
     return StopReason.STEPS
 
 
-async def _answer(
-    policy: Policy, environment: Environment, call: ToolCall, transcript: Transcript
-) -> Exchange | None:
+async def _answer(policy: Policy, environment: Environment, call: ToolCall, transcript: Transcript) -> Exchange | None:
     """An invalid call is answered here; a valid one by the environment."""
     invalid = invalid_call(environment.spec, call)
     if invalid is None:

@@ -1,11 +1,11 @@
 """The worker process: one JSON request a line on standard input, one JSON answer a line.
 
-Run as `python -I -m envace.sandbox.child`. It holds environment classes and the episodes opened on them, and nothing else of ours:
-no model, no scenario file. Every request is bounded by an alarm, so a loop in environment code is an error, not a hang; the parent
-kills the process when even that does not help.
+Run as `python -I -m envace.sandbox.child`. It holds environment classes and the episodes opened on them, and nothing
+else of ours: no model, no scenario file. Every request is bounded by an alarm, so a loop in environment code is an
+error, not a hang; the parent kills the process when even that does not help.
 
-What this covers: crashes, endless loops, memory and output floods, prints on standard output. It is a process boundary with
-limits, **not yet a security boundary**: code here can still read files and open sockets.
+What this covers: crashes, endless loops, memory and output floods, prints on standard output. It is a process boundary
+with limits, **not yet a security boundary**: code here can still read files and open sockets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import random
 import resource
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -63,7 +62,7 @@ class Definition:
             text = json.dumps(result)
         except TypeError as error:
             return {"error": "invalid_arguments", "detail": str(error)[:200]}
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a tool may raise anything, and that is what it answers
             return {"error": type(error).__name__, "detail": str(error)[:200]}
         if len(text) > MAX_RESPONSE_CHARACTERS:
             return {"error": "response_too_long"}
@@ -76,9 +75,7 @@ class Definition:
 
     def imagine(self) -> ImaginedWorld:
         """An empty imagined world under this environment's rules."""
-        return ImaginedWorld(
-            self.build, tables=self.tables, lookups=self.lookups, call=self.call, solve=self.solve
-        )
+        return ImaginedWorld(self.build, tables=self.tables, lookups=self.lookups, call=self.call, solve=self.solve)
 
 
 class Server:
@@ -172,7 +169,7 @@ def demonstrate(definition: Definition, item: dict[str, Any]) -> dict[str, Any]:
         return copy.deepcopy(response)
 
     def slip(name: str) -> bool:
-        return rng.random() < chance
+        return bool(rng.random() < chance)
 
     assert definition.solve is not None
     result = definition.solve(call, copy.deepcopy(item["goal"]), slip)
@@ -203,7 +200,7 @@ def follow(
         result = definition.solve(call, copy.deepcopy(goal), lambda name: name in slips)
     except NeverAsked:
         return {"determined": False, "calls": calls}
-    except Exception:  # the oracle met a response no real tool gives (a rehearsed one of a wrong shape)
+    except Exception:  # noqa: BLE001 - the oracle met a response no real tool gives (a rehearsed one of a wrong shape)
         return {"determined": False, "calls": calls}
     return {"determined": True, "calls": calls, **result}
 
@@ -236,7 +233,7 @@ def answer(server: Server, line: str) -> str:
         reply["error"] = ["refused", str(refusal)]
     except MemoryError:
         reply["error"] = ["memory", f"more than {MEMORY_BYTES >> 20} MiB"]
-    except BaseException as error:  # environment code may raise anything; the boundary is here
+    except BaseException as error:  # noqa: BLE001 - environment code may raise anything; the boundary is here
         reply["error"] = ["environment", f"{type(error).__name__}: {error}"[:500]]
     return json.dumps(reply)
 
@@ -279,4 +276,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

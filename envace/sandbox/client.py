@@ -23,9 +23,9 @@ LINE_LIMIT = 256 << 20
 class Worker:
     """One worker process that holds environment definitions and sessions.
 
-    Use it as an async context manager, inside one event loop. A request that gets no answer in time is first interrupted inside
-    the worker; when that fails too, the process is killed and the next request starts a new one with the same definitions.
-    Sessions of a killed process are lost: their next request raises WorkerDied.
+    Use it as an async context manager, inside one event loop. A request that gets no answer in time is first
+    interrupted inside the worker; when that fails too, the process is killed and the next request starts a new one
+    with the same definitions. Sessions of a killed process are lost: their next request raises WorkerDied.
     """
 
     def __init__(self, definitions: Sequence[dict[str, Any]], *, seconds: float = 5.0, grace: float = 2.0) -> None:
@@ -136,7 +136,9 @@ class Worker:
             self._waiting.pop(number, None)
         if "error" in answer:
             kind, text = answer["error"]
-            raise DeadlineError(f"{operation}: {text}") if kind == "deadline" else SandboxError(f"{operation}: {text}")
+            raise (
+                DeadlineError(f"{operation}: {text}") if kind == "deadline" else SandboxError(f"{operation}: {text}")
+            )
         return answer["value"]
 
     async def open(self, environment: str, state: dict[str, Any]) -> Session:

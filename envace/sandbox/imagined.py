@@ -1,8 +1,8 @@
 """An imagined world: the environment's own rules, run on the records that a rehearsal has shown.
 
-The opening state of a task is never read. A world starts empty; each rehearsed look-up adds the record it shows; every other
-response is compared with what the environment class answers on the records known so far. The oracle program then runs on
-the same records, which yields what should have been done *in this imagined world*.
+The opening state of a task is never read. A world starts empty; each rehearsed look-up adds the record it shows; every
+other response is compared with what the environment class answers on the records known so far. The oracle program then
+runs on the same records, which yields what should have been done *in this imagined world*.
 
 This module runs inside the worker process.
 """
@@ -192,8 +192,8 @@ class ImaginedWorld:
     def oracle(self, goal: dict[str, Any]) -> dict[str, Any]:
         """Run the oracle program on this world.
 
-        Returns its `calls`, and where every record it needed had been shown (`determined`) also `outcome`, `reply`, `facts` and
-        the `final_state` it leaves.
+        Returns its `calls`, and where every record it needed had been shown (`determined`) also `outcome`, `reply`,
+        `facts` and the `final_state` it leaves.
         """
         if self._solve is None:
             return {"determined": False, "calls": []}

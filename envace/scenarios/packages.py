@@ -1,7 +1,7 @@
 """Environment packages: a folder with `environment.py` (one class) and `scenarios.jsonl` (one scenario a line).
 
-The class is read with `ast`, never executed here: its tools, rules and tables are what the text says. It runs only in the
-worker process.
+The class is read with `ast`, never executed here: its tools, rules and tables are what the text says. It runs only in
+the worker process.
 
     class Shop:
         \"\"\"One line of introduction.\"\"\"
@@ -30,7 +30,14 @@ from envace.errors import DataError
 from envace.scenarios.schema import Scenario
 from envace.types import ToolSpec
 
-JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "list": "array", "dict": "object"}
+JSON_TYPES = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "list": "array",
+    "dict": "object",
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +86,7 @@ def load_package(folder: Path) -> Package:
     """Load a package folder. Raises DataError naming file, line and remedy."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder. An environment package holds environment.py and scenarios.jsonl.")
+    folder = folder.resolve()
     spec = read_environment(folder / "environment.py", name=folder.name)
     scenarios = tuple(read_scenarios(folder / "scenarios.jsonl"))
     for scenario in scenarios:

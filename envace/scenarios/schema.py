@@ -56,6 +56,8 @@ class Scenario(Strict):
     """Id of the environment package."""
     kind: str = "task"
     """Which sort of task it is; results are broken down by it."""
+    split: Literal["train", "heldout"] | None = None
+    """Which split it belongs to; where no scenario of a package says so, the last fifth is held out."""
     instruction: str
     goal: dict[str, Any] = Field(default_factory=dict)
     """What the instruction says, as data for the oracle program; nothing of the state."""

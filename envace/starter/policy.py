@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from envace.models.formats import CHAT_TEMPLATE, CONTROL_TOKENS, END, PAD
 
@@ -62,35 +63,56 @@ def new_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCausa
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
         attention_bias=True,
+        initializer_range=0.05,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
     model = LlamaForCausalLM(config)
-    _look_back_one(model, layers=(0, 1))
+    _ready_to_copy(model)
     return model
 
 
 @torch.no_grad()
-def _look_back_one(model: LlamaForCausalLM, *, layers: tuple[int, ...], sharpness: float = 4.0) -> None:
-    """Start one key head of some layers as "look at the previous token", through its biases.
+def _ready_to_copy(model: LlamaForCausalLM, *, sharpness: float = 4.0, match: float = 24.0) -> None:
+    """Start one key head of layer 0 as "look at the previous token", and one of layer 1 as "find where this token
+    stood before".
 
-    Copying an id needs a head that knows what stood before each token; found by training alone that is a plateau of hundreds
-    of steps. With constant query and key, a rotary score depends on distance only: rotating the key by one step puts its peak
-    at distance one. It is an initialisation, not an architecture: training is free to undo it.
+    Together they continue a text that was seen before, which is how ids are copied from instruction and responses;
+    found by training alone, that is a plateau of hundreds of steps. It is an initialisation, not an architecture:
+    training is free to undo it. Three orthogonal subspaces keep apart what a token is, what stood before it, and what
+    is to be said.
+
+    Source: the previous-token and induction heads of Olsson et al., arXiv:2209.11895.
     """
     config = model.config
     width = config.hidden_size // config.num_attention_heads
-    queries = config.num_attention_heads // config.num_key_value_heads
-    angles = model.model.rotary_emb.inv_freq.float()
+    basis, _ = torch.linalg.qr(torch.randn(config.hidden_size, config.hidden_size))
+    is_token, stood_before, to_say = basis[:width], basis[width : 2 * width], basis[2 * width : 3 * width]
+    for layer in model.model.layers:
+        # Residual branches start silent, so that the two heads below are all there is at first.
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    before, find = (model.model.layers[number].self_attn for number in (0, 1))
+    _look_back_one(before, model.model.rotary_emb.inv_freq.float(), sharpness)
+    before.v_proj.weight[:width] = is_token * 2 * config.initializer_range
+    before.o_proj.weight[:, :width] = stood_before.T
+    slow = (model.model.rotary_emb.inv_freq < 0.007).repeat(2)  # matching must not depend on distance
+    strength = (match * math.sqrt(width) / slow.sum()) ** 0.5 * slow[:, None]
+    find.q_proj.weight[:width] = is_token * strength
+    find.k_proj.weight[:width] = stood_before * strength
+    find.v_proj.weight[:width] = to_say
+    find.o_proj.weight[:, :width] = to_say.T
+
+
+def _look_back_one(attention: LlamaAttention, angles: torch.Tensor, sharpness: float) -> None:
+    """Constant query and key whose rotary score peaks at distance one, by `sharpness` over its neighbours."""
     fast = torch.arange(len(angles)) < 6  # the slow rotations hardly tell neighbours apart
-    margin = (1 - torch.cos(angles[fast])).sum() / math.sqrt(width)
+    margin = (1 - torch.cos(angles[fast])).sum() / math.sqrt(2 * len(angles))
     strength = fast * math.sqrt(sharpness / margin)
-    for layer in layers:
-        attention = model.model.layers[layer].self_attn
-        query = torch.cat([torch.cos(-angles) * strength, torch.sin(-angles) * strength])
-        key = torch.cat([strength, torch.zeros_like(angles)])
-        attention.k_proj.bias[:width] = key
-        attention.q_proj.bias[: queries * width] = query.repeat(queries)
+    width = 2 * len(angles)
+    attention.q_proj.bias[:width] = torch.cat([torch.cos(-angles) * strength, torch.sin(-angles) * strength])
+    attention.k_proj.bias[:width] = torch.cat([strength, torch.zeros_like(angles)])

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from envace.sandbox import Worker
-from envace.scenarios import EnvironmentSpec, Expected, Scenario, read_environment
-from envace.scenarios.schema import Call
+from envace.scenarios import EnvironmentSpec, Scenario, read_environment
 from envace.starter.world import DOMAINS, draw, folder
-from envace.training.demonstrations import demonstrate
+from envace.training.demonstrations import demonstrate, expected_of
 
 
 def starter_specs() -> dict[str, EnvironmentSpec]:
@@ -34,12 +33,6 @@ async def starter_scenarios(
                 instruction=draft.instruction,
                 goal=draft.goal,
                 state=draft.state,
-                expected=Expected(
-                    outcome=answer["outcome"],
-                    reply=answer["reply"],
-                    facts=tuple(answer["facts"]),
-                    calls=tuple(Call(**call) for call in answer["calls"]),
-                    final_state=answer["final_state"],
-                ),
+                expected=expected_of(answer),
             )
     return [scenarios[i] for i in range(count)]

@@ -40,8 +40,8 @@ def cell_advantages(
 ) -> Advantages:
     """Centre each output's reward on the mean of its own cell.
 
-    With cells made of (group, role) this is role-wise GRPO: acting and rehearsing outputs differ in mean reward, so one shared
-    baseline would credit a role for being easy rather than for doing well.
+    With cells made of (group, role) this is role-wise GRPO: acting and rehearsing outputs differ in mean reward, so
+    one shared baseline would credit a role for being easy rather than for doing well.
 
     Args:
         rewards_B: Reward of the output's trajectory, in [0, 1]. Shape (B,).
@@ -57,7 +57,9 @@ def cell_advantages(
     Source: role-wise GRPO, arXiv:2608.06197 section 3.3; no division by the standard deviation, as its code runs it.
     """
     if not len(rewards_B) == len(cells_B) == len(trajectories_B):
-        raise TrainingError(f"{len(rewards_B)} rewards, {len(cells_B)} cells, {len(trajectories_B)} trajectories: lengths differ.")
+        raise TrainingError(
+            f"{len(rewards_B)} rewards, {len(cells_B)} cells, {len(trajectories_B)} trajectories: lengths differ."
+        )
     if not np.isfinite(rewards_B).all():
         raise TrainingError(f"{int((~np.isfinite(rewards_B)).sum())} of {len(rewards_B)} rewards are not finite.")
     values_B = np.zeros(len(rewards_B))

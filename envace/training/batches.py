@@ -18,7 +18,7 @@ from envace.types import Group, Learn, Role, Trajectory
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One sequence to train on. All arrays have its length T; index t speaks of the token at t, predicted from those before."""
+    """One sequence to train on. All arrays have its length T; index t speaks of the token at t."""
 
     ids: NDArray[np.int64]
     policy: NDArray[np.bool_]

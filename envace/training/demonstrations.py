@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from envace.models.formats import StarterFormat
 from envace.sandbox import Worker
-from envace.scenarios import EnvironmentSpec, Scenario
+from envace.scenarios import EnvironmentSpec, Expected, Scenario
 from envace.scenarios.packages import dump_line
+from envace.scenarios.schema import Call
 
 BATCH = 500
 """Demonstrations a request to the worker."""
@@ -29,15 +30,31 @@ class SupervisedRow:
 async def demonstrate(
     worker: Worker, environment: str, items: Sequence[dict[str, Any]], *, carelessness: float, seed: int
 ) -> list[dict[str, Any]]:
-    """Run the oracle program of an environment on `items` (`state`, `goal`), slipping with a given chance at each decision."""
+    """Run an environment's oracle program on `items` (`state`, `goal`), slipping with a given chance a decision."""
     results: list[dict[str, Any]] = []
     for start in range(0, len(items), BATCH):
         batch = [
-            {"state": item["state"], "goal": item["goal"], "seed": seed * 1_000_003 + start + n, "carelessness": carelessness}
+            {
+                "state": item["state"],
+                "goal": item["goal"],
+                "seed": seed * 1_000_003 + start + n,
+                "carelessness": carelessness,
+            }
             for n, item in enumerate(items[start : start + BATCH])
         ]
         results += await worker.ask("demonstrate", environment=environment, items=batch, seconds=60.0)
     return results
+
+
+def expected_of(demonstration: dict[str, Any]) -> Expected:
+    """What a scenario expects, from a demonstration of the oracle in it."""
+    return Expected(
+        outcome=demonstration["outcome"],
+        reply=demonstration["reply"],
+        facts=tuple(demonstration["facts"]),
+        calls=tuple(Call(**call) for call in demonstration["calls"]),
+        final_state=demonstration["final_state"],
+    )
 
 
 def supervised_row(

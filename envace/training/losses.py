@@ -35,7 +35,8 @@ def policy_loss(
 
 
 def kl_k3(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
-    """An estimate of KL(policy || reference) from sampled tokens, never negative: r - 1 - log r with r = reference / policy.
+    """An estimate of KL(policy || reference) from sampled tokens, never negative: r - 1 - log r with r = reference /
+    policy.
 
     Source: J. Schulman, "Approximating KL divergence" (2020), estimator k3.
     """
@@ -44,7 +45,7 @@ def kl_k3(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
 
 
 def kl_full(log_policy_NV: Tensor, log_reference_NV: Tensor) -> Tensor:
-    """KL(reference || policy) over the whole vocabulary, nats; for tokens the policy did not choose. Shapes (N, V) -> (N,)."""
+    """KL(reference || policy) over the vocabulary, nats, for tokens not chosen. Shapes (N, V) -> (N,)."""
     return (log_reference_NV.exp() * (log_reference_NV - log_policy_NV)).sum(-1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ class MuonAdam:
     """Muon for the matrices between the layers, AdamW for embeddings, norms and biases; one schedule for both."""
 
     def __init__(self, model: PreTrainedModel, *, matrix_lr: float, lr: float) -> None:
-        embeddings = {id(p) for p in (*model.get_input_embeddings().parameters(), *model.get_output_embeddings().parameters())}
+        embeddings = {
+            id(p) for p in (*model.get_input_embeddings().parameters(), *model.get_output_embeddings().parameters())
+        }
         matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings]
         others = [p for p in model.parameters() if p.ndim != 2 or id(p) in embeddings]
         self.optimizers: list[torch.optim.Optimizer] = [
@@ -27,6 +30,15 @@ class MuonAdam:
             torch.optim.AdamW(others, lr=lr, weight_decay=0.0, betas=(0.9, 0.98)),
         ]
         self._peak = [matrix_lr, lr]
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of both."""
+        return {str(number): optimizer.state_dict() for number, optimizer in enumerate(self.optimizers)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore both."""
+        for number, optimizer in enumerate(self.optimizers):
+            optimizer.load_state_dict(state[str(number)])
 
     def step(self, fraction: float) -> None:
         """Step both at a fraction of their peak learning rates, and clear the gradients."""
@@ -60,34 +72,28 @@ def batches(rows: Sequence[SupervisedRow], *, size: int, steps: int, seed: int) 
         yield [rows[i] for i in order.pop()]
 
 
-def sft(
+def sft_step(
     model: PreTrainedModel,
+    optimizer: MuonAdam,
     rows: Sequence[SupervisedRow],
     *,
+    step: int,
     steps: int,
-    batch_size: int,
-    lr: float,
-    matrix_lr: float,
-    seed: int,
     pad_id: int,
-) -> Iterator[dict[str, float]]:
-    """Train, yielding the metrics of each step: `loss` in nats a learned token, and `tokens` that went through the model.
+) -> dict[str, float]:
+    """One step; returns its `loss` in nats a learned token, and the `tokens` that went through the model.
 
     Raises:
-        TrainingError: There are no rows, or the loss is not finite.
+        TrainingError: The loss is not finite; no step is taken.
     """
-    if not rows:
-        raise TrainingError("There is no demonstration to learn from.")
-    optimizer = MuonAdam(model, matrix_lr=matrix_lr, lr=lr)
     model.train()
-    for step, batch in enumerate(batches(rows, size=batch_size, steps=steps, seed=seed)):
-        loss = supervised_loss(model, batch, pad_id)
-        if not torch.isfinite(loss):
-            raise TrainingError(f"The loss at step {step} is {float(loss)}: lower sft.lr or sft.matrix_lr.")
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step(schedule(step, steps))
-        yield {"loss": float(loss.detach()), "tokens": float(sum(len(row.ids) for row in batch))}
+    loss = supervised_loss(model, rows, pad_id)
+    if not torch.isfinite(loss):
+        raise TrainingError(f"The loss at step {step} is {float(loss)}: lower sft.lr or sft.matrix_lr.")
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step(schedule(step, steps))
+    return {"loss": float(loss.detach()), "tokens": float(sum(len(row.ids) for row in rows))}
 
 
 def supervised_loss(model: PreTrainedModel, rows: Sequence[SupervisedRow], pad_id: int) -> torch.Tensor:

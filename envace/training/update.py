@@ -81,11 +81,13 @@ def update(
     for batch in buckets([len(row.ids) for row in rows], max_tokens=settings.max_batch_tokens):
         loss = _loss(model, reference, [rows[i] for i in batch], settings, temperature, counts, sums, pad_id)
         if loss is not None:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             sums.add("loss", loss)
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm))
     if not np.isfinite(norm) or not np.isfinite(sums.values.get("loss", 0.0)):
-        raise TrainingError(f"The loss is {sums.values.get('loss')} and the gradient norm {norm}: not finite, no step taken.")
+        raise TrainingError(
+            f"The loss is {sums.values.get('loss')} and the gradient norm {norm}: not finite, no step taken."
+        )
     optimizer.step()
     return _metrics(sums.values, counts, norm, sum(len(row.ids) for row in rows))
 
@@ -139,7 +141,13 @@ def _loss(
 
 
 def _diagnose(
-    sums: Sums, log_NV: Tensor, chosen_N: Tensor, old_N: Tensor, policy_N: Tensor, rehearse_N: Tensor, settings: LossSettings
+    sums: Sums,
+    log_NV: Tensor,
+    chosen_N: Tensor,
+    old_N: Tensor,
+    policy_N: Tensor,
+    rehearse_N: Tensor,
+    settings: LossSettings,
 ) -> None:
     with torch.no_grad():
         entropy_N = entropy(log_NV)

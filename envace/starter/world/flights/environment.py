@@ -339,9 +339,7 @@ def _declined(error: str) -> dict[str, Any]:
     return {"outcome": "declined", "reply": f"Sorry, {words}.", "facts": [words.removeprefix("already ")]}
 
 
-def _write(
-    call: Call, slip: Slip, problem: str, success: dict[str, Any], tool: str, **ids: Any
-) -> dict[str, Any]:
+def _write(call: Call, slip: Slip, problem: str, success: dict[str, Any], tool: str, **ids: Any) -> dict[str, Any]:
     """Make a write whose look-ups are done; `problem` is the error they foretell, or empty."""
     if problem == "gave_up" or (problem and not slip("ignore_rule")):
         return _declined(problem)

@@ -44,9 +44,7 @@ def _trip(
     return {**booking, "member_id": member["member_id"]}
 
 
-def _flight(
-    scene: Scene, route: tuple[str, str], seats: int | None = None, flight_id: str = ""
-) -> dict[str, Any]:
+def _flight(scene: Scene, route: tuple[str, str], seats: int | None = None, flight_id: str = "") -> dict[str, Any]:
     """Add a flight on a route, sometimes full unless told otherwise."""
     return scene.put(
         "flights",

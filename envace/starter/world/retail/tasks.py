@@ -45,9 +45,7 @@ def _purchase(scene: Scene, status: str = "", customer: str = "", left: int | No
 def _item(scene: Scene, left: int | None = None) -> str:
     """Add an item to the stock, with some or none left; return its name."""
     count = scene.pick((0, scene.rng.randint(1, 9))) if left is None else left
-    record = scene.put(
-        "stock", "item", item=scene.fresh(ITEMS), count=count, price=scene.rng.randint(10, 999)
-    )
+    record = scene.put("stock", "item", item=scene.fresh(ITEMS), count=count, price=scene.rng.randint(10, 999))
     return str(record["item"])
 
 

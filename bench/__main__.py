@@ -1,0 +1,29 @@
+"""python -m bench [rollout|update|study|few|rewards] [options]: each prints a table and one JSON line.
+
+rollout  sampled tokens/s of our rollout loop against `generate` with re-prefill each turn, same model, same prompts
+update   trained tokens/s of one row a trajectory against one row an output, same trajectories
+study    equal-length arms over seeds: real success, feasible share (the README's table)
+"""
+
+from __future__ import annotations
+
+import sys
+
+from bench import speed, study
+
+
+def main() -> None:
+    """Run what is named; by default the two speed benchmarks."""
+    names = [name for name in sys.argv[1:] if not name.startswith("-")] or ["rollout", "update"]
+    jobs = {"rollout": speed.rollout, "update": speed.update, "study": study.main}
+    unknown = set(names[:1]) - set(jobs)
+    if unknown:
+        sys.exit(f"unknown benchmark {', '.join(unknown)}; there are {', '.join(jobs)}.\n\n{__doc__}")
+    if names[0] == "study":
+        study.main(sys.argv[2:])
+        return
+    for name in names:
+        jobs[name]()
+
+
+main()

@@ -1,0 +1,5 @@
+"""`python -m envace`."""
+
+from envace.cli import main
+
+main()

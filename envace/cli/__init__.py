@@ -1,0 +1,29 @@
+"""The command line: it parses, calls a job, and prints."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Spinning threads make a shared machine many times slower; this must stand before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def main() -> None:
+    """Run the command line. A user's mistake is one line and exit code 2, an interruption 130."""
+    from envace.cli.app import app
+    from envace.errors import EnvaceError
+
+    try:
+        app(standalone_mode=True)
+    except EnvaceError as error:
+        sys.exit(_say(f"error: {error}", 2))
+    except KeyboardInterrupt:
+        sys.exit(_say("interrupted; what is written is whole. The same command with --resume goes on.", 130))
+    except OSError as error:
+        sys.exit(_say(f"error: {error}. What was written before is intact; --resume goes on.", 2))
+
+
+def _say(text: str, code: int) -> int:
+    print(text, file=sys.stderr)
+    return code

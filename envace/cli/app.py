@@ -1,0 +1,150 @@
+"""The verbs. Each builds a recipe or a path from its arguments, calls one job, and shows what it returns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from envace.cli.display import display_for, show
+
+app = typer.Typer(
+    help="Train tool-using agents by world rehearsal: the policy also plays its environment.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RecipeArgument = Annotated[Path, typer.Argument(help="A recipe (YAML). `envace recipe` prints one to start from.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe, e.g. updates=100.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME of the recipe.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, progress on standard error.")]
+
+
+@app.command()
+def demo(
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs with so many seeds, counted from --seed.")] = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few updates and a small evaluation, within a minute.")
+    ] = False,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Make the warm-up policy anew first.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also train in the real environment, with as many updates.")
+    ] = False,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Train the bundled policy in the bundled world, and measure it for real before and after."""
+    from envace.jobs.demo import demos
+
+    result = demos(
+        out=out,
+        seeds=range(seed, seed + seeds),
+        quick=quick,
+        from_scratch=from_scratch,
+        compare=compare,
+        resume=resume,
+        overrides=tuple(overrides or ()),
+        display=display_for(as_json),
+    )
+    show(result, as_json, kind="demo")
+
+
+@app.command()
+def sft(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Warm a model up on demonstrations, in both roles."""
+    from envace.jobs.sft import sft as job
+    from envace.training.recipe import load_recipe
+
+    show(
+        job(load_recipe(recipe, overrides or ()), out=out, resume=resume, display=display_for(as_json)),
+        as_json,
+        kind="sft",
+    )
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Out = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Train by role-wise GRPO."""
+    from envace.jobs.train import train as job
+    from envace.training.recipe import load_recipe
+
+    show(
+        job(load_recipe(recipe, overrides or ()), out=out, resume=resume, display=display_for(as_json)),
+        as_json,
+        kind="train",
+    )
+
+
+@app.command(name="eval")
+def evaluate(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="starter, a model or run folder, gold, or nothing; default the recipe's."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A run folder to add the result to.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure success in the real environment, and rehearsal fidelity."""
+    from envace.jobs.evaluate import evaluate as job
+    from envace.training.recipe import load_recipe
+
+    show(
+        job(load_recipe(recipe, overrides or ()), model=model, out=out, display=display_for(as_json)),
+        as_json,
+        kind="eval",
+    )
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write report.html from run folders alone."""
+    from envace.report.page import report as job
+
+    show({"report": str(job(runs, out=out))}, as_json, kind="report")
+
+
+@app.command()
+def audit(
+    world: Annotated[str, typer.Argument(help="starter, or the folder of an environment package.")] = "starter",
+    count: Annotated[int, typer.Option(min=1, help="Scenarios of each split.")] = 300,
+    as_json: Json = False,
+) -> None:
+    """Prove that scenarios can be solved and cannot be had for free. Exit code 1 if any falls short."""
+    from envace.jobs.audit import audit as job
+
+    result = job(world, count=count, display=display_for(as_json))
+    show(result, as_json, kind="audit")
+    if result["findings"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def recipe() -> None:
+    """Print the starter recipe, to copy and change."""
+    from envace.jobs.demo import RECIPE
+
+    typer.echo(RECIPE.read_text(encoding="utf-8"), nl=False)

@@ -1,0 +1,143 @@
+"""What the terminal shows: bars with rates and time left, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from envace.jobs.display import Display
+from envace.report.tables import results_table
+
+PLAIN_EVERY = 10.0
+"""Seconds between plain progress lines."""
+
+
+def display_for(as_json: bool) -> Display:
+    """Bars on a terminal, plain lines elsewhere; always on standard error."""
+    console = Console(stderr=True)
+    return Bars(console) if console.is_terminal and not as_json else Plain()
+
+
+class Bars:
+    """Rich progress bars."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def start(self, task: str, total: int) -> None:
+        """Show a bar."""
+        if self._progress is None:
+            self._progress = Progress(
+                TextColumn("{task.description:<12}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=self._console,
+            )
+            self._progress.start()
+        self._tasks[task] = self._progress.add_task(task, total=total, note="")
+
+    def advance(self, task: str, done: int, note: str = "") -> None:
+        """Move the bar."""
+        if self._progress is not None:
+            self._progress.update(self._tasks[task], completed=done, note=note)
+
+    def finish(self, task: str) -> None:
+        """Take the bars down once none is running."""
+        self._tasks.pop(task, None)
+        if self._progress is not None and not self._tasks:
+            self._progress.stop()
+            self._progress = None
+
+    def say(self, text: str) -> None:
+        """A line above the bars."""
+        (self._progress.console if self._progress else self._console).print(text, markup=False, highlight=False)
+
+
+class Plain:
+    """One line every few seconds."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, tuple[int, float]] = {}
+        self._last = 0.0
+
+    def start(self, task: str, total: int) -> None:
+        """Remember the total."""
+        self._totals[task] = total, time.monotonic()
+
+    def advance(self, task: str, done: int, note: str = "") -> None:
+        """Print, unless a line was printed just now."""
+        total, started = self._totals[task]
+        now = time.monotonic()
+        if now - self._last < PLAIN_EVERY and done < total:
+            return
+        self._last = now
+        left = (now - started) / max(1, done) * (total - done)
+        self.say(f"{task} {done}/{total} ({left:.0f} s left) {note}".rstrip())
+
+    def finish(self, task: str) -> None:
+        """Nothing to take down."""
+
+    def say(self, text: str) -> None:
+        """One line."""
+        print(text, file=sys.stderr, flush=True)
+
+
+def show(result: dict[str, Any], as_json: bool, *, kind: str) -> None:
+    """The result: one JSON object, or a table and the next command."""
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+        return
+    console = Console()
+    for table in _tables(result, kind):
+        console.print(table)
+    for line in _next(result, kind):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _tables(result: dict[str, Any], kind: str) -> list[Table]:
+    if kind == "demo":
+        return [results_table(run) for run in result.get("runs", [result])]
+    if kind == "eval":
+        return [results_table({"evaluated": result})]
+    table = Table(show_header=False, box=None)
+    for key, value in result.items():
+        if key != "findings":
+            table.add_row(key, str(value))
+    findings = Table("scenario", "problem", "detail")
+    for finding in result.get("findings", [])[:20]:
+        findings.add_row(finding["scenario"], finding["problem"], finding["detail"])
+    return [table, findings] if result.get("findings") else [table]
+
+
+def _next(result: dict[str, Any], kind: str) -> list[str]:
+    """What to run next."""
+    if kind == "demo":
+        calls = result.get("real_calls_in_training")
+        return [
+            f"real environment calls in training: {calls}; {result['seconds']} s",
+            f"look at {result['report']}",
+            "next: envace recipe > my.yaml; envace train my.yaml updates=100",
+        ]
+    if kind in ("sft", "train"):
+        return [f"next: envace eval RECIPE --model {result['run']}; envace report {result['run']}"]
+    return []

@@ -1,0 +1,236 @@
+"""`envace eval`: success in the real environment, rehearsal fidelity, and references that need no model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from envace.benchmarks import evaluate_policy, summarise
+from envace.benchmarks.real import Attempt
+from envace.envs.rehearsed import is_error
+from envace.fidelity import fidelity_scores, measure, record_probes, replay
+from envace.jobs.display import Display, Silent
+from envace.jobs.models import load
+from envace.jobs.worlds import World, open_world
+from envace.models.local import LocalPolicy
+from envace.models.policy import Policy, ScriptedPolicy
+from envace.rollout.groups import Collector
+from envace.runs import RunFolder
+from envace.scenarios import Scenario
+from envace.scenarios.packages import dump_line
+from envace.training.checkpoints import Loaded
+from envace.training.demonstrations import demonstrate
+from envace.training.recipe import Recipe
+from envace.types import Role
+
+BATCH = 128
+"""Scenarios tried at once."""
+PROBE_SEED = 99
+REFERENCES = ("gold", "nothing")
+"""Models that need no weights: the oracle replayed, and the floor."""
+
+
+def evaluate(
+    recipe: Recipe, *, model: str | None = None, out: Path | None = None, display: Display | None = None
+) -> dict[str, Any]:
+    """Evaluate a model on the recipe's held-out scenarios, in the real environment.
+
+    Args:
+        recipe: Says the world, the number of scenarios, limits and sampling.
+        model: `starter`, a model or run folder, `gold` (replays the oracle) or `nothing` (the floor); None takes the
+            recipe's.
+        out: A run folder to add the results to.
+        display: Who watches.
+
+    Returns:
+        Success with interval, `do`, `decline`, by domain and kind, `fidelity`, `unseen` (docs/metrics.md).
+    """
+    name = model or recipe.model
+    loaded = None if name in REFERENCES else load(name)
+
+    async def job() -> dict[str, Any]:
+        async with open_world(recipe) as world:
+            return await full_evaluation(recipe, world, loaded, reference=name, display=display or Silent())
+
+    result = asyncio.run(job())
+    if out is not None:
+        folder = RunFolder.open(out)
+        folder.write_json(folder.results_file, {**folder.results(), "evaluated": {"model": name, **result}})
+    return result
+
+
+async def full_evaluation(
+    recipe: Recipe, world: World, loaded: Loaded | None, *, reference: str = "", display: Display
+) -> dict[str, Any]:
+    """Held-out success, the unseen domain, and fidelity on the fixed probe."""
+    torch.set_num_threads(recipe.threads)
+    heldout = await world.scenarios("heldout", recipe.data.heldout)
+    unseen = await world.scenarios("unseen", recipe.data.unseen)
+    attempts = await try_scenarios(recipe, world, loaded, heldout + unseen, reference=reference, display=display)
+    known = [attempt for attempt in attempts if not _is_unseen(attempt, unseen)]
+    summary = summarise(known)
+    if unseen:
+        summary["unseen"] = {
+            key: value
+            for key, value in summarise([a for a in attempts if _is_unseen(a, unseen)]).items()
+            if key in ("success", "n", "ci", "do", "decline")
+        }
+    if loaded is not None and recipe.eval.fidelity:
+        summary["fidelity"] = await fidelity(recipe, world, loaded, heldout[: recipe.eval.fidelity])
+    return summary
+
+
+def _is_unseen(attempt: Attempt, unseen: Sequence[Scenario]) -> bool:
+    return bool(unseen) and attempt.scenario.environment in {scenario.environment for scenario in unseen}
+
+
+async def try_scenarios(
+    recipe: Recipe,
+    world: World,
+    loaded: Loaded | None,
+    scenarios: Sequence[Scenario],
+    *,
+    reference: str = "",
+    display: Display,
+) -> list[Attempt]:
+    """Try each scenario once for real, some at a time."""
+    task = "evaluation"
+    display.start(task, len(scenarios))
+    attempts: list[Attempt] = []
+    for start in range(0, len(scenarios), BATCH):
+        batch = scenarios[start : start + BATCH]
+        policy = _policy(loaded, reference, batch)
+        evaluation = await evaluate_policy(
+            policy,
+            batch,
+            world.specs,
+            world.worker,
+            limits=recipe.rollout_limits(),
+            temperature=recipe.eval.temperature,
+            seed=recipe.seed,
+        )
+        attempts += evaluation.attempts
+        wins = sum(attempt.success is True for attempt in attempts)
+        display.advance(task, len(attempts), f"success {wins / len(attempts):.3f}")
+    display.finish(task)
+    return attempts
+
+
+def _policy(loaded: Loaded | None, reference: str, scenarios: Sequence[Scenario]) -> Policy:
+    if loaded is not None:
+        loaded.model.eval()
+        return LocalPolicy(loaded.model, loaded.format)
+    form = load("starter").format
+    return ScriptedPolicy(form, _script(reference, scenarios, form.call, form.reply))
+
+
+def _script(
+    reference: str,
+    scenarios: Sequence[Scenario],
+    call: Callable[[str, str], list[int]],
+    reply: Callable[[str], list[int]],
+) -> Callable[[str, Role], list[int]]:
+    """The oracle's calls and reply in their order, or an empty promise."""
+    by_instruction = {scenario.instruction: scenario for scenario in scenarios}
+
+    def script(text: str, role: Role) -> list[int]:
+        if reference == "nothing":
+            return reply("Done.")
+        scenario = next(s for i, s in by_instruction.items() if f"<|user|>{i}<|end|>" in text)
+        assert scenario.expected is not None
+        made = text.count("<|tool|>")
+        if made == len(scenario.expected.calls):
+            return reply(scenario.expected.reply)
+        step = scenario.expected.calls[made]
+        return call(step.name, dump_line(step.arguments))
+
+    return script
+
+
+async def fidelity(recipe: Recipe, world: World, loaded: Loaded, scenarios: Sequence[Scenario]) -> dict[str, Any]:
+    """Rehearsed against real responses on recorded, careless episodes of held-out scenarios."""
+    episodes = []
+    for name, spec in world.specs.items():
+        own = [scenario for scenario in scenarios if scenario.environment == name]
+        items = [{"state": scenario.state, "goal": scenario.goal} for scenario in own]
+        if not own or not spec.has_oracle:
+            continue
+        demonstrations = await demonstrate(
+            world.worker, name, items, carelessness=recipe.sft.carelessness, seed=PROBE_SEED
+        )
+        for scenario, demonstration in zip(own, demonstrations, strict=True):
+            episodes.append((scenario, spec, await record_probes(world.worker, spec, demonstration["calls"])))
+    loaded.model.eval()
+    policy = LocalPolicy(loaded.model, loaded.format)
+    return fidelity_scores(await measure(policy, episodes, max_tokens=recipe.limits.max_step_tokens))
+
+
+async def rehearsals(
+    recipe: Recipe, world: World, loaded: Loaded, scenarios: Sequence[Scenario], *, update: int
+) -> list[dict[str, Any]]:
+    """Private rehearsals of held-out scenarios, with the same calls replayed for real, and one real execution."""
+    loaded.model.eval()
+    policy = LocalPolicy(loaded.model, loaded.format)
+    setting = recipe.model_copy(update={"arm": "envace", "reward": "contract"}).setting()
+    collector = Collector(policy, world.worker, world.specs, setting)
+    groups = await collector.groups([s.public() for s in scenarios], size=1, seed=(recipe.seed, 7_000_000))
+    attempts = await try_scenarios(recipe, world, loaded, scenarios, display=Silent())
+    records = []
+    for scenario, group, attempt in zip(scenarios, groups, attempts, strict=True):
+        (trajectory,) = group.trajectories
+        spec = world.specs[scenario.environment]
+        real = await replay(world.worker, spec, scenario, trajectory)
+        episode = [
+            {"name": e.call.name, "arguments": e.call.arguments, "response": answer}
+            for e, answer in zip(trajectory.exchanges, real, strict=True)
+        ]
+        probes = await record_probes(world.worker, spec, [step for step in episode if not _invalid(step)])
+        known = iter(probes)
+        records.append(
+            {
+                "kind": "rehearsal",
+                "update": update,
+                "scenario_id": scenario.id,
+                "environment_id": scenario.environment,
+                "instruction": scenario.instruction,
+                "reply": trajectory.reply,
+                "feasible_real": scenario.feasible,
+                "exchanges": [
+                    {
+                        "call": {"name": e.call.name, "arguments": e.call.arguments},
+                        "rehearsed": e.response,
+                        "rehearsed_text": e.text,
+                        "real": answer,
+                        "consistency": e.consistency.value if e.consistency else None,
+                        "determined": True if _invalid(step) else next(known).determined,
+                    }
+                    for e, answer, step in zip(trajectory.exchanges, real, episode, strict=True)
+                ],
+                "real": _executed(attempt),
+            }
+        )
+    return records
+
+
+def _invalid(step: dict[str, Any]) -> bool:
+    """Whether a call was answered before the environment."""
+    return is_error(step["response"]) and step["response"]["error"] in ("unknown_tool", "invalid_arguments")
+
+
+def _executed(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "success": attempt.success,
+        "reply": attempt.trajectory.reply,
+        "exchanges": [
+            {"call": {"name": e.call.name, "arguments": e.call.arguments}, "response": json.loads(e.text)}
+            for e in attempt.trajectory.exchanges
+        ],
+        "checks": [
+            {"id": check.id, "question": check.question, "verdict": check.verdict.value} for check in attempt.checks
+        ],
+    }

@@ -1,0 +1,156 @@
+"""`envace sft`: supervised warm-up on demonstrations."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from envace.jobs.display import Display, Silent
+from envace.jobs.models import MODEL_FOLDER, load
+from envace.jobs.worlds import World, open_world
+from envace.models.formats import StarterFormat
+from envace.runs import RunFolder
+from envace.scenarios import Scenario
+from envace.scenarios.packages import dump_line
+from envace.starter.policy import new_model, new_tokenizer
+from envace.training.checkpoints import (
+    Loaded,
+    latest,
+    load_state,
+    load_weights,
+    prune,
+    save_checkpoint,
+    save_model,
+)
+from envace.training.demonstrations import SupervisedRow, demonstrate, supervised_row
+from envace.training.recipe import Recipe
+from envace.training.sft import MuonAdam, batches, sft_step
+
+LOG_EVERY = 10
+CHECKPOINT_EVERY = 200
+
+
+def sft(
+    recipe: Recipe, *, out: Path | None = None, resume: bool = False, display: Display | None = None
+) -> dict[str, Any]:
+    """Warm a model up on demonstrations of the recipe's world, and write it to the run folder.
+
+    `model: new` makes a fresh starter model with a tokenizer trained on the demonstrations.
+
+    Returns:
+        `run`, `model` (paths), `loss` (nats a learned token, mean of the last tenth), `steps`, `seconds`,
+        `tokens_per_s`.
+
+    Raises:
+        EnvaceError: As its subclasses say.
+    """
+    return asyncio.run(_sft(recipe, out or Path("runs") / recipe.name, resume, display or Silent()))
+
+
+async def _sft(recipe: Recipe, out: Path, resume: bool, display: Display) -> dict[str, Any]:
+    torch.set_num_threads(recipe.threads)
+    folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume)
+    started = time.perf_counter()
+    async with open_world(recipe) as world:
+        scenarios, demonstrations = await _demonstrations(recipe, world, display)
+        loaded = _student(recipe, world, scenarios, demonstrations)
+        rows = [
+            supervised_row(loaded.format, world.specs[s.environment], s, d)
+            for s, d in zip(scenarios, demonstrations, strict=True)
+        ]
+    tokens, losses = _train(recipe, folder, loaded, rows, display)
+    save_model(folder.path / MODEL_FOLDER, loaded, dtype=torch.bfloat16 if recipe.model == "new" else torch.float32)
+    seconds = time.perf_counter() - started
+    return {
+        "run": str(folder.path),
+        "model": str(folder.path / MODEL_FOLDER),
+        "loss": float(np.mean(losses[-max(1, len(losses) // 10) :])) if losses else None,
+        "steps": recipe.sft.steps,
+        "seconds": round(seconds, 1),
+        "tokens_per_s": round(tokens / seconds),
+    }
+
+
+async def _demonstrations(
+    recipe: Recipe, world: World, display: Display
+) -> tuple[list[Scenario], list[dict[str, Any]]]:
+    """Scenarios for the warm-up, each with a careless demonstration; a world with fewer repeats them."""
+    wanted = recipe.sft.demonstrations
+    display.say(f"drawing {wanted} demonstrations")
+    distinct = await world.scenarios("sft", wanted)
+    scenarios = [distinct[i % len(distinct)] for i in range(wanted)]
+    demonstrations: list[dict[str, Any]] = [{} for _ in scenarios]
+    for name in world.specs:
+        own = [i for i, scenario in enumerate(scenarios) if scenario.environment == name]
+        items = [{"state": scenarios[i].state, "goal": scenarios[i].goal} for i in own]
+        results = await demonstrate(
+            world.worker, name, items, carelessness=recipe.sft.carelessness, seed=recipe.data.seed + 1
+        )
+        for i, result in zip(own, results, strict=True):
+            demonstrations[i] = result
+    return scenarios, demonstrations
+
+
+def _student(recipe: Recipe, world: World, scenarios: list[Scenario], demonstrations: list[dict[str, Any]]) -> Loaded:
+    if recipe.model != "new":
+        return load(recipe.model)
+    tokenizer = new_tokenizer(_texts(world, scenarios[:4000], demonstrations))
+    return Loaded(model=new_model(tokenizer, seed=recipe.seed), format=StarterFormat(tokenizer))
+
+
+def _texts(world: World, scenarios: list[Scenario], demonstrations: list[dict[str, Any]]) -> list[str]:
+    """What the tokenizer is trained on."""
+    texts = [
+        f"{tool.name}({','.join(tool.parameters['properties'])})" for s in world.specs.values() for tool in s.tools
+    ]
+    for scenario, demonstration in zip(scenarios, demonstrations, strict=False):
+        texts += [scenario.instruction, demonstration["reply"]]
+        for call in demonstration["calls"]:
+            texts += [f"{call['name']} {dump_line(call['arguments'])}", dump_line(call["response"])]
+    return texts
+
+
+def _train(
+    recipe: Recipe, folder: RunFolder, loaded: Loaded, rows: list[SupervisedRow], display: Display
+) -> tuple[float, list[float]]:
+    """Every step of the warm-up that is not done yet. Returns tokens seen and losses."""
+    settings = recipe.sft
+    optimizer = MuonAdam(loaded.model, matrix_lr=settings.matrix_lr, lr=settings.lr)
+    done = _resume(folder, loaded, optimizer)
+    tokens, losses = 0.0, []
+    display.start("warm-up", settings.steps)
+    for step, batch in enumerate(batches(rows, size=settings.batch_size, steps=settings.steps, seed=recipe.seed), 1):
+        if step <= done:
+            continue
+        record = sft_step(
+            loaded.model, optimizer, batch, step=step - 1, steps=settings.steps, pad_id=loaded.format.pad_id
+        )
+        tokens += record["tokens"]
+        losses.append(record["loss"])
+        if step % LOG_EVERY == 0 or step == settings.steps:
+            folder.log({"kind": "sft", "update": 0, "step": step, **record})
+        if step % CHECKPOINT_EVERY == 0 and step < settings.steps:
+            save_checkpoint(folder.checkpoints / f"sft-{step:06d}", loaded, optimizer, {"step": step})
+            prune(folder.checkpoints, 1, prefix="sft")
+        display.advance("warm-up", step, f"loss {record['loss']:.3f}")
+    display.finish("warm-up")
+    prune(folder.checkpoints, 0, prefix="sft")
+    return tokens, losses
+
+
+def _resume(folder: RunFolder, loaded: Loaded, optimizer: MuonAdam) -> int:
+    """Go back to the newest whole checkpoint of the warm-up; returns the step it holds."""
+    path = latest(folder.checkpoints, prefix="sft")
+    if path is None:
+        folder.rewind_steps(0)
+        return 0
+    state = load_state(path)
+    load_weights(loaded.model, path)
+    optimizer.load_state_dict(state["optimizer"])
+    folder.rewind_steps(int(state["step"]))
+    return int(state["step"])

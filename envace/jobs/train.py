@@ -1,0 +1,112 @@
+"""`envace train`: role-wise GRPO on a recipe."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from envace.benchmarks import summarise
+from envace.errors import RunError
+from envace.jobs.display import Display, Silent
+from envace.jobs.evaluate import rehearsals, try_scenarios
+from envace.jobs.models import MODEL_FOLDER, load
+from envace.jobs.worlds import World, open_world
+from envace.runs import RunFolder
+from envace.training.checkpoints import Loaded, save_model
+from envace.training.grpo import Trainer
+from envace.training.recipe import Recipe
+
+SHOWN_REHEARSALS = 8
+"""Held-out scenarios rehearsed after training, for the report."""
+
+
+def train(
+    recipe: Recipe, *, out: Path | None = None, resume: bool = False, display: Display | None = None
+) -> dict[str, Any]:
+    """Train the recipe's model by the recipe's arm, and write everything to the run folder.
+
+    Returns:
+        `arm`, `updates`, `reward` (mean of the last update), `success` (first and last evaluation), `feasible_share`
+        (first and last), `real_calls_in_training`, `tokens_per_s` (sampled), `seconds`, `run`.
+
+    Raises:
+        EnvaceError: As its subclasses say.
+    """
+    return asyncio.run(_train(recipe, out or Path("runs") / recipe.name, resume, display or Silent()))
+
+
+async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> dict[str, Any]:
+    torch.set_num_threads(recipe.threads)
+    started = time.perf_counter()
+    loaded = load(recipe.model)
+    folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume)
+    async with open_world(recipe) as world, open_world(recipe) as judge:
+        trainer = await _trainer(recipe, folder, loaded, world, judge, display)
+        done = trainer.resume()
+        if done >= recipe.updates and (folder.path / MODEL_FOLDER).exists():
+            raise RunError(f"{out} is finished: all {recipe.updates} updates are done. Ask for more in another run.")
+        if done:
+            display.say(f"going on after update {done}")
+        display.start("training", recipe.updates)
+        await trainer.run()
+        display.finish("training")
+        shown = await judge.scenarios("heldout", SHOWN_REHEARSALS)
+        folder.log_trajectories(await rehearsals(recipe, judge, loaded, shown, update=recipe.updates))
+    save_model(folder.path / MODEL_FOLDER, loaded)
+    return train_summary(recipe, folder, time.perf_counter() - started)
+
+
+async def _trainer(
+    recipe: Recipe, folder: RunFolder, loaded: Loaded, world: World, judge: World, display: Display
+) -> Trainer:
+    scenarios = await world.scenarios("train", recipe.data.train)
+    if recipe.arm != "grpo-real":
+        # From here on nobody in training holds an opening state or a right ending.
+        scenarios = [scenario.public() for scenario in scenarios]
+    tuning = await judge.scenarios("tuning", recipe.eval.scenarios)
+
+    async def evaluate(model: Loaded, update: int) -> dict[str, Any]:
+        return summarise(await try_scenarios(recipe, judge, model, tuning, display=Silent()))
+
+    def progress(record: dict[str, Any]) -> None:
+        if record["kind"] == "eval":
+            display.say(
+                f"update {record['update']}: real success {record['success']:.3f} of {record['n']} held-out scenarios"
+            )
+        else:
+            display.advance("training", record["update"], _note(record))
+
+    return Trainer(
+        recipe=recipe,
+        folder=folder,
+        loaded=loaded,
+        specs=world.specs,
+        scenarios=scenarios,
+        worker=world.worker,
+        evaluate=evaluate,
+        progress=progress,
+    )
+
+
+def _note(record: dict[str, Any]) -> str:
+    return f"reward {record['reward']:.3f}, {record['rollout_tokens_per_s']:.0f} tokens/s"
+
+
+def train_summary(recipe: Recipe, folder: RunFolder, seconds: float) -> dict[str, Any]:
+    """The last words of a run, from its records."""
+    updates, evaluations = folder.metrics("update"), folder.metrics("eval")
+    return {
+        "arm": recipe.arm,
+        "updates": len(updates),
+        "reward": updates[-1]["reward"],
+        "success": [evaluations[0]["success"], evaluations[-1]["success"]],
+        "feasible_share": [updates[0]["feasible_share"], updates[-1]["feasible_share"]],
+        "real_calls_in_training": updates[-1]["real_calls"],
+        "tokens_per_s": round(sum(u["sampled_tokens"] for u in updates) / sum(u["seconds_rollout"] for u in updates)),
+        "seconds": round(seconds, 1),
+        "run": str(folder.path),
+    }

@@ -1,0 +1,174 @@
+"""The training loop: collect groups, compute advantages, step; log, checkpoint, evaluate."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from envace.errors import TrainingError
+from envace.models.local import LocalPolicy
+from envace.rollout.groups import Collector
+from envace.runs import RunFolder
+from envace.sandbox import Worker
+from envace.scenarios import EnvironmentSpec, Scenario
+from envace.training.batches import training_rows
+from envace.training.checkpoints import Loaded, latest, load_state, load_weights, prune, save_checkpoint
+from envace.training.metrics import group_metrics
+from envace.training.recipe import Recipe
+from envace.training.update import LossSettings, update
+from envace.types import Group
+
+Evaluate = Callable[[Loaded, int], Awaitable[dict[str, Any]]]
+"""Evaluates a model after so many updates; given by whoever starts the training."""
+
+MIN_SCORED_SHARE = 0.5
+"""With fewer scored trajectories in an update than this share, the run ends: it would train on survivors."""
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Everything that a training run holds on to."""
+
+    recipe: Recipe
+    folder: RunFolder
+    loaded: Loaded
+    specs: Mapping[str, EnvironmentSpec]
+    scenarios: Sequence[Scenario]
+    """Scenarios to train on: public ones, except for `grpo-real`."""
+    worker: Worker
+    evaluate: Evaluate
+    progress: Callable[[dict[str, Any]], None] = lambda record: None
+    """Called with the metrics of every update."""
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.AdamW(
+            self.loaded.model.parameters(), lr=self.recipe.learning_rate, weight_decay=0.0
+        )
+        needs_reference = self.recipe.loss.kl > 0 or (self.recipe.anchored and self.recipe.loss.anchor_kl > 0)
+        self.reference = copy.deepcopy(self.loaded.model).eval() if needs_reference else None
+        self.done = 0
+
+    def resume(self) -> int:
+        """Go back to the newest whole checkpoint; returns the number of updates it holds."""
+        path = latest(self.folder.checkpoints)
+        if path is None:
+            self.folder.rewind(-1)
+            return 0
+        state = load_state(path)
+        load_weights(self.loaded.model, path)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.done = int(state["updates"])
+        self.folder.rewind(self.done)
+        return self.done
+
+    async def run(self) -> None:
+        """Train to the last update. Raises TrainingError when numbers or groups give out."""
+        recipe = self.recipe
+        if self.done == 0 and not self.folder.metrics("eval"):
+            await self._evaluate(0)
+        for number in range(self.done + 1, recipe.updates + 1):
+            record = await self._update(number)
+            self.folder.log(record)
+            self.progress(record)
+            self.done = number
+            last = number == recipe.updates
+            if last or (recipe.eval.every and number % recipe.eval.every == 0):
+                await self._evaluate(number)
+            if last or number % recipe.checkpoint_every == 0:
+                self._checkpoint(number)
+
+    async def _update(self, number: int) -> dict[str, Any]:
+        """One update: sample, reward, step. Returns its record."""
+        recipe, started = self.recipe, time.perf_counter()
+        self.loaded.model.eval()
+        policy = LocalPolicy(self.loaded.model, self.loaded.format)
+        collector = Collector(policy, self.worker, self.specs, recipe.setting())
+        picked = self._pick(number)
+        groups = await collector.groups(picked, size=recipe.group_size, seed=(recipe.seed, number))
+        sampled = time.perf_counter()
+        self._check_scored(groups)
+        training = training_rows(
+            groups,
+            role_wise=recipe.arm != "shared-baseline",
+            train_rehearsal=recipe.arm != "grpo-real",
+            baseline=recipe.baseline,
+            scale=recipe.scale,
+        )
+        losses = update(
+            self.loaded.model,
+            self.reference,
+            self.optimizer,
+            training.rows,
+            settings=LossSettings(**recipe.loss.model_dump()),
+            temperature=recipe.temperature,
+            pad_id=self.loaded.format.pad_id,
+        )
+        if number % recipe.trajectories_every == 0 or number == 1:
+            self._record(groups[0], number)
+        ended = time.perf_counter()
+        return {
+            "kind": "update",
+            "update": number,
+            **group_metrics(groups),
+            **losses,
+            "flat_cells": training.advantages.flat_cells / max(1, training.advantages.cells),
+            "lone_cells": training.advantages.lone_cells,
+            "dropped": training.dropped,
+            "sampled_tokens": policy.sampled_tokens,
+            "shared_tokens": collector.shared_tokens,
+            "real_calls": self.worker.real_calls,
+            "seconds_rollout": sampled - started,
+            "seconds_update": ended - sampled,
+            "rollout_tokens_per_s": policy.sampled_tokens / (sampled - started),
+            "update_tokens_per_s": losses["trained_tokens"] / (ended - sampled),
+        }
+
+    def _pick(self, number: int) -> list[Scenario]:
+        """The scenarios of an update: passes over shuffled scenarios, a function of (seed, update) alone."""
+        size, total = self.recipe.scenarios_per_update, len(self.scenarios)
+        first = (number - 1) * size
+        return [self.scenarios[self._order(i // total)[i % total]] for i in range(first, first + size)]
+
+    def _order(self, epoch: int) -> list[int]:
+        order: list[int] = (
+            np.random.default_rng([self.recipe.seed, epoch, 11]).permutation(len(self.scenarios)).tolist()
+        )
+        return order
+
+    def _check_scored(self, groups: Sequence[Group]) -> None:
+        everyone = [trajectory for group in groups for trajectory in group.trajectories]
+        scored = [trajectory for trajectory in everyone if trajectory.reward is not None]
+        if len(scored) < MIN_SCORED_SHARE * len(everyone):
+            first = next(trajectory.error for trajectory in everyone if trajectory.reward is None)
+            raise TrainingError(
+                f"Only {len(scored)} of {len(everyone)} trajectories could be scored; the first failure: {first}."
+            )
+
+    def _record(self, group: Group, number: int) -> None:
+        """Record a group's trajectories, readable and exact."""
+        decode = self.loaded.format.decode
+        records = []
+        for trajectory in group.trajectories:
+            record = trajectory.to_json()
+            for segment, data in zip(trajectory.segments, record["segments"], strict=True):
+                data["text"] = decode(segment.ids)
+            records.append({"kind": "train", "update": number, **record})
+        self.folder.log_trajectories(records)
+
+    async def _evaluate(self, number: int) -> None:
+        self.loaded.model.eval()
+        # Evaluation executes calls for real, in a worker of its own, so that the count of this one is training's alone.
+        record = {"kind": "eval", "update": number, **await self.evaluate(self.loaded, number)}
+        self.folder.log(record)
+        self.progress(record)
+
+    def _checkpoint(self, number: int) -> None:
+        path = self.folder.checkpoints / f"update-{number:06d}"
+        save_checkpoint(path, self.loaded, self.optimizer, {"updates": number})
+        prune(self.folder.checkpoints, self.recipe.keep_checkpoints)

@@ -1,0 +1,249 @@
+"""Recipes: everything a run depends on, in one YAML file. Unknown keys are errors that name the nearest one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from envace.errors import ConfigError
+from envace.rewards import WEIGHTS
+from envace.rollout import Limits
+from envace.rollout.groups import Setting
+
+Arm = Literal["envace", "published", "grpo-real", "shared-baseline"]
+RewardChoice = Literal["contract", "checklist", "trusting"]
+
+
+class Section(BaseModel):
+    """A part of a recipe."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSection(Section):
+    """Which scenarios are drawn; for a package folder, which of its scenarios are used."""
+
+    train: int = Field(2000, ge=1)
+    """Scenarios to train on. The starter world draws them; a package's are split in the order of its file."""
+    heldout: int = Field(400, ge=1)
+    """Held-out scenarios of the trained domains: other seeds, wordings and combinations."""
+    unseen: int = Field(100, ge=0)
+    """Scenarios of domains that are never trained on (starter world only)."""
+    seed: int = 0
+    """Seed of the scenarios, apart from the seed of the run."""
+
+
+class SftSection(Section):
+    """Supervised warm-up."""
+
+    demonstrations: int = Field(12000, ge=1)
+    """Demonstrations to learn from; scenarios of their own, never those of RL or evaluation."""
+    carelessness: float = Field(0.35, ge=0, le=1)
+    """Chance that the demonstrator slips at each decision."""
+    steps: int = Field(900, ge=1)
+    batch_size: int = Field(32, ge=1)
+    lr: float = Field(3e-3, gt=0)
+    """Peak AdamW rate of embeddings, norms and biases."""
+    matrix_lr: float = Field(3e-3, gt=0)
+    """Peak Muon rate of the matrices."""
+
+
+class LimitsSection(Section):
+    """Where a rollout ends if it does not end by itself."""
+
+    max_steps: int = Field(10, ge=1)
+    max_length: int = Field(320, ge=8)
+    max_step_tokens: int = Field(64, ge=1)
+
+
+class LossSection(Section):
+    """The loss; aggregation is the token mean over the update."""
+
+    clip_low: float = Field(0.2, gt=0)
+    clip_high: float = Field(0.2, gt=0)
+    dual_clip: float = Field(3.0, gt=1)
+    kl: float = Field(1e-4, ge=0)
+    """Weight of the KL to the starting policy on tokens with a policy gradient."""
+    anchor_kl: float = Field(0.1, ge=0)
+    """Weight of the full KL to the starting policy on look-up tokens."""
+    max_grad_norm: float = Field(1.0, gt=0)
+
+
+class EvalSection(Section):
+    """Evaluation in the real environment."""
+
+    every: int = Field(10, ge=0)
+    """Updates between evaluations during training; 0 for none but at the ends."""
+    scenarios: int = Field(120, ge=1)
+    """Held-out scenarios of an evaluation during training, drawn apart from those of the final one."""
+    temperature: float = Field(0.0, ge=0)
+    """0 acts greedily."""
+    fidelity: int = Field(100, ge=0)
+    """Recorded episodes of the fixed fidelity probe."""
+
+
+class Recipe(Section):
+    """A run. The defaults are the starter run."""
+
+    name: str = "starter"
+    """Name of the run folder, under `runs/`."""
+    seed: int = 0
+    """Seed of sampling, data order and initialisation."""
+    world: str | list[str] = "starter"
+    """`starter`, or one or more folders of environment packages."""
+    model: str = "starter"
+    """`starter` (the shipped warm-up), `new` (a fresh starter model, for sft), or a model folder."""
+    arm: Arm = "envace"
+    reward: RewardChoice = "contract"
+    """Reward of rehearsed arms; `grpo-real` is rewarded by the scenario's own checks."""
+    updates: int = Field(40, ge=1)
+    scenarios_per_update: int = Field(16, ge=1)
+    group_size: int = Field(8, ge=2)
+    """Rollouts of each scenario. With 1 there is no baseline."""
+    learning_rate: float = Field(5e-4, gt=0)
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of both roles in training."""
+    weights: dict[str, float] = Field(default_factory=lambda: dict(WEIGHTS))
+    """Weights of the reward's parts."""
+    baseline: Literal["outputs", "trajectories"] = "outputs"
+    scale: Literal["none", "std"] = "none"
+    world_sharing: Literal["group", "rollout"] | None = None
+    """One imagined world per `group` or per `rollout`; None takes what the arm says."""
+    data: DataSection = Field(default_factory=DataSection)
+    sft: SftSection = Field(default_factory=SftSection)
+    limits: LimitsSection = Field(default_factory=LimitsSection)
+    loss: LossSection = Field(default_factory=LossSection)
+    eval: EvalSection = Field(default_factory=EvalSection)
+    checkpoint_every: int = Field(5, ge=1)
+    keep_checkpoints: int = Field(2, ge=1)
+    trajectories_every: int = Field(10, ge=1)
+    """Updates between recordings of one group's trajectories."""
+    threads: int = Field(1, ge=1)
+    """Torch threads; more is slower on small models when cores are shared."""
+    device: Literal["cpu"] = "cpu"
+
+    @property
+    def anchored(self) -> bool:
+        """Whether look-up values are anchored by a KL instead of learned (all rehearsed arms but `published`)."""
+        return self.arm in ("envace", "shared-baseline")
+
+    @property
+    def share_world(self) -> bool:
+        """Whether a group lives in one imagined world."""
+        return self.anchored if self.world_sharing is None else self.world_sharing == "group"
+
+    def setting(self) -> Setting:
+        """What rollouts are answered and rewarded by."""
+        real = self.arm == "grpo-real"
+        return Setting(
+            answers="executable" if real else "rehearsed",
+            share_world=self.share_world,
+            lookup_gradient=not self.anchored,
+            reward="real" if real else self.reward,
+            weights=self.weights,
+            limits=self.rollout_limits(),
+            temperature=self.temperature,
+            rehearse_temperature=self.temperature,
+        )
+
+    def rollout_limits(self) -> Limits:
+        """The limits of a rollout."""
+        return Limits(**self.limits.model_dump())
+
+
+def load_recipe(source: Path | str | dict[str, Any] | None = None, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply `key=value` overrides (dots reach into sections).
+
+    Args:
+        source: A YAML file, a mapping, or None for the defaults.
+        overrides: `updates=2`, `sft.steps=100`, ...; values are YAML.
+
+    Raises:
+        ConfigError: The file cannot be read, a key is unknown, or a value is out of range.
+    """
+    values = source if isinstance(source, dict) else _read(source)
+    values = {**values}
+    if isinstance(source, (str, Path)):
+        _anchor_paths(values, Path(source).parent)
+    for override in overrides:
+        _override(values, override)
+    _check_keys(Recipe, values, "")
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{_named(source)}: {where} = {first['input']!r}: {first['msg']}.") from None
+
+
+def _named(source: Path | str | dict[str, Any] | None) -> str:
+    return "recipe" if source is None or isinstance(source, dict) else str(source)
+
+
+def _read(source: Path | str | None) -> dict[str, Any]:
+    if source is None:
+        return {}
+    try:
+        values = yaml.safe_load(Path(source).read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the recipe {source}: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source} holds a {type(values).__name__}; a recipe is a mapping of keys to values.")
+    return values
+
+
+def _anchor_paths(values: dict[str, Any], folder: Path) -> None:
+    """Paths that begin with `./` or `../` are relative to the recipe; all others to where the command runs."""
+
+    def anchor(name: Any) -> Any:
+        return str(folder / name) if isinstance(name, str) and name.startswith(("./", "../")) else name
+
+    for key in ("world", "model"):
+        if key in values:
+            value = values[key]
+            values[key] = [anchor(name) for name in value] if isinstance(value, list) else anchor(value)
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"{override!r} is not of the form key=value.")
+    *sections, key = name.split(".")
+    target = values
+    for section in sections:
+        inner = target.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"{name}: {section} is not a section.")
+        target[section] = target = {**inner}
+    try:
+        target[key] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{override!r}: the value is not YAML.") from None
+
+
+def _check_keys(model: type[BaseModel], values: dict[str, Any], prefix: str) -> None:
+    """Unknown keys, with the nearest known one."""
+    known = set(model.model_fields)
+    for key, value in values.items():
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f" Did you mean {prefix}{near[0]}?" if near else f" Known: {', '.join(sorted(known))}."
+            raise ConfigError(f"Unknown recipe key {prefix}{key}.{hint}")
+        section = _section(model, key)
+        if section is not None and isinstance(value, dict):
+            _check_keys(section, value, f"{prefix}{key}.")
+
+
+def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    annotation = model.model_fields[key].annotation
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None

@@ -1,0 +1,188 @@
+"""One optimiser step: what it does to a tiny model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from envace.errors import TrainingError
+from envace.training.batches import Row
+from envace.training.update import LossSettings, update
+
+New = Callable[..., LlamaForCausalLM]
+
+
+def logprobs_of(model: LlamaForCausalLM, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """Log-probability of each token given those before; 0 for the first."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, :-1] / temperature
+    chosen = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    return torch.cat([torch.zeros(1), chosen])
+
+
+def row(
+    model: LlamaForCausalLM,
+    ids: list[int],
+    *,
+    policy: list[int] = (),  # type: ignore[assignment]
+    anchor: list[int] = (),  # type: ignore[assignment]
+    advantage: float = 0.0,
+    temperature: float = 1.0,
+) -> Row:
+    """A row whose tokens at given positions were sampled from (or anchored to) the model as it is."""
+    masks = np.zeros((2, len(ids)), dtype=np.bool_)
+    masks[0, list(policy)], masks[1, list(anchor)] = True, True
+    return Row(
+        ids=np.array(ids),
+        policy=masks[0],
+        anchor=masks[1],
+        advantages=np.where(masks[0], advantage, 0).astype(np.float32),
+        logprobs=(logprobs_of(model, ids, temperature).numpy() * masks[0]).astype(np.float32),
+        rehearse=np.zeros(len(ids), dtype=np.bool_),
+    )
+
+
+def step(
+    model: LlamaForCausalLM,
+    rows: list[Row],
+    *,
+    reference: LlamaForCausalLM | None = None,
+    lr: float = 0.05,
+    temperature: float = 1.0,
+    **settings: float,
+) -> dict[str, float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return update(
+        model,
+        reference,
+        optimizer,
+        rows,
+        settings=LossSettings(**settings),  # type: ignore[arg-type]
+        temperature=temperature,
+        pad_id=0,
+    )
+
+
+def weights(model: LlamaForCausalLM) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+def some_rows(model: LlamaForCausalLM) -> list[Row]:
+    """Seven rows of lengths 4 to 22 with unequal numbers of trained tokens, two of them anchored too."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(7):
+        ids = rng.integers(10, 300, 4 + 3 * number).tolist()
+        anchor = [1] if number % 3 == 0 else []
+        policy = list(range(2, len(ids), 1 + number % 2))
+        rows.append(row(model, ids, policy=policy, anchor=anchor, advantage=(-1.0) ** number * (number + 1) / 7))
+    return rows
+
+
+@pytest.mark.parametrize("max_batch_tokens", [1, 40, 100])
+def test_update_does_not_depend_on_how_rows_are_cut_into_batches(new_tiny: New, max_batch_tokens: int) -> None:
+    # Aggregation is the mean over the tokens of the whole update; a mean of batch means would differ, since batches hold
+    # unequal numbers of trained tokens.
+    whole, cut, reference = new_tiny(1), new_tiny(1), new_tiny(2)
+    rows = some_rows(whole)
+    together = step(whole, rows, reference=reference, kl=0.1, max_batch_tokens=10**6, max_grad_norm=1e9)
+    apart = step(cut, rows, reference=reference, kl=0.1, max_batch_tokens=max_batch_tokens, max_grad_norm=1e9)
+    torch.testing.assert_close(weights(cut), weights(whole), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(weights(whole), weights(new_tiny(1)), atol=1e-4)
+    assert apart == pytest.approx(together, rel=1e-4, abs=1e-5)
+
+
+def test_loss_is_the_mean_over_the_trained_tokens_of_the_update(new_tiny: New) -> None:
+    # At the sampling policy each token's loss is -A: 3 tokens with A = 1 and 1 token with A = -2 make (-3 + 2) / 4 = -1/4.
+    model = new_tiny()
+    rows = [
+        row(model, [5, 6, 7, 8, 9], policy=[2, 3, 4], advantage=1.0),
+        row(model, [5, 6, 7], policy=[2], advantage=-2.0),
+    ]
+    metrics = step(model, rows)
+    assert metrics["loss"] == pytest.approx(-0.25, abs=1e-5)
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["clip_share"] == 0.0
+    assert metrics["tokens/act"] == 4
+    assert metrics["trained_tokens"] == 8
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_positive_advantage_raises_the_probability_and_negative_lowers_it(new_tiny: New, advantage: float) -> None:
+    model, ids = new_tiny(), [5, 6, 7, 8]
+    before = logprobs_of(model, ids)[2:].sum()
+    step(model, [row(model, ids, policy=[2, 3], advantage=advantage)], lr=0.01)
+    assert (logprobs_of(model, ids)[2:].sum() - before) * advantage > 0
+
+
+def test_tokens_outside_the_mask_are_not_trained(new_tiny: New) -> None:
+    # The same mask and prefix, another tail: what follows the trained tokens has no part in the step.
+    one, two = new_tiny(), new_tiny()
+    step(one, [row(one, [5, 6, 7, 8], policy=[2], advantage=1.0)])
+    step(two, [row(two, [5, 6, 7, 99], policy=[2], advantage=1.0)])
+    torch.testing.assert_close(weights(one), weights(two))
+
+
+def test_zero_advantage_without_kl_changes_nothing(new_tiny: New) -> None:
+    model = new_tiny()
+    before = weights(model)
+    step(model, [row(model, [5, 6, 7, 8], policy=[1, 2, 3], advantage=0.0)])
+    assert torch.equal(weights(model), before)
+
+
+def test_anchor_pulls_only_towards_the_reference(new_tiny: New) -> None:
+    model, reference, ids = new_tiny(1), new_tiny(2), [5, 6, 7, 8]
+    rows = [row(model, ids, anchor=[2, 3])]
+    first = step(model, rows, reference=reference, anchor_kl=1.0, lr=0.01)["anchor_kl"]
+    second = step(model, rows, reference=reference, anchor_kl=1.0, lr=0.01)["anchor_kl"]
+    assert 0 < second < first
+    # Anchored to itself, it stays where it is.
+    same = new_tiny(1)
+    before = weights(same)
+    step(same, [row(same, ids, anchor=[2, 3])], reference=new_tiny(1), anchor_kl=1.0, lr=0.01)
+    torch.testing.assert_close(weights(same), before, atol=1e-6, rtol=0)
+
+
+def test_anchor_has_no_policy_gradient(new_tiny: New) -> None:
+    model = new_tiny()
+    before = weights(model)
+    metrics = step(model, [row(model, [5, 6, 7, 8], anchor=[2, 3], advantage=1.0)])
+    assert torch.equal(weights(model), before)
+    assert metrics["loss"] == 0.0
+
+
+def test_ratio_is_taken_at_the_sampling_temperature(new_tiny: New) -> None:
+    model, ids = new_tiny(), [5, 6, 7, 8]
+    metrics = step(
+        model, [row(model, ids, policy=[2, 3], advantage=1.0, temperature=0.5)], temperature=0.5
+    )
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_temperature_zero_is_refused(new_tiny: New) -> None:
+    model = new_tiny()
+    with pytest.raises(TrainingError, match="above 0"):
+        step(model, [row(model, [5, 6, 7], policy=[2], advantage=1.0)], temperature=0.0)
+
+
+def test_no_step_is_taken_on_numbers_that_are_not_finite(new_tiny: New) -> None:
+    model = new_tiny()
+    before = weights(model)
+    bad = row(model, [5, 6, 7, 8], policy=[2, 3], advantage=1.0)
+    bad.logprobs[2] = np.nan
+    with pytest.raises(TrainingError, match="not finite, no step taken"):
+        step(model, [bad, row(model, [5, 6, 7], policy=[2], advantage=1.0)])
+    assert torch.equal(weights(model), before)
+
+
+def test_gradient_is_clipped_to_its_norm(new_tiny: New) -> None:
+    # SGD moves by lr times the gradient, whose norm is clipped to .5: lr * .5 = .005.
+    model = new_tiny()
+    before = weights(model)
+    metrics = step(model, [row(model, [5, 6, 7, 8], policy=[2, 3], advantage=100.0)], lr=0.01, max_grad_norm=0.5)
+    assert metrics["grad_norm"] > 0.5
+    assert float((weights(model) - before).norm()) == pytest.approx(0.005, rel=1e-2)
