@@ -13,7 +13,7 @@ import torch
 from envace.jobs.display import Display, Silent
 from envace.jobs.models import MODEL_FOLDER, load
 from envace.jobs.worlds import World, open_world
-from envace.models.formats import StarterFormat
+from envace.models.formats import StarterFormat, listing
 from envace.runs import RunFolder
 from envace.scenarios import Scenario
 from envace.scenarios.packages import dump_line
@@ -105,11 +105,10 @@ def _student(recipe: Recipe, world: World, scenarios: list[Scenario], demonstrat
 
 def _texts(world: World, scenarios: list[Scenario], demonstrations: list[dict[str, Any]]) -> list[str]:
     """What the tokenizer is trained on."""
-    texts = [
-        f"{tool.name}({','.join(tool.parameters['properties'])})" for s in world.specs.values() for tool in s.tools
-    ]
+    listings = {name: listing(spec.tools) for name, spec in world.specs.items()}
+    texts = []
     for scenario, demonstration in zip(scenarios, demonstrations, strict=False):
-        texts += [scenario.instruction, demonstration["reply"]]
+        texts += [listings[scenario.environment], scenario.instruction, demonstration["reply"]]
         for call in demonstration["calls"]:
             texts += [f"{call['name']} {dump_line(call['arguments'])}", dump_line(call["response"])]
     return texts

@@ -92,9 +92,8 @@ class StarterFormat:
 
     def open(self, tools: Sequence[ToolSpec], instruction: str) -> list[int]:
         """Tools as `name(argument,...)`, then the instruction, then the header of an acting step."""
-        listing = " ".join(f"{tool.name}({','.join(tool.parameters['properties'])})" for tool in tools)
         return [
-            *self._headers[SYSTEM], *self.text(listing), self._end,
+            *self._headers[SYSTEM], *self.text(listing(tools)), self._end,
             *self._headers[USER], *self.text(instruction), self._end,
             *self.act_header(),
         ]  # fmt: skip
@@ -138,6 +137,11 @@ class StarterFormat:
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text with control tokens."""
         return str(self.tokenizer.decode(list(ids)))
+
+
+def listing(tools: Sequence[ToolSpec]) -> str:
+    """The tools as a prompt of the starter format shows them."""
+    return " ".join(f"{tool.name}({','.join(tool.parameters['properties'])})" for tool in tools)
 
 
 def _split(ids: Sequence[int], separator: int) -> list[list[int]]:

@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, MultipleLocator, PercentFormatter
 
 from envace.report.reading import interval, number
 
@@ -218,6 +218,7 @@ def draw(shown: Sequence[Curve], *, ylabel: str, xlabel: str, share: bool) -> st
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     if share:
         axes.set_ylim(-0.03, 1.03)
+        axes.yaxis.set_major_locator(MultipleLocator(0.25))
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
     return _svg(figure)
 

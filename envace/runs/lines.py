@@ -34,15 +34,21 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
-            try:
-                record = json.loads(line)
-            except ValueError:
-                raise RunError(f"{path}:{number} is not JSON; the run folder is damaged.") from None
-            yield record
+            yield _record(path, number, line)
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:  # not JSON, or not UTF-8
+        raise RunError(f"{path}:{number} is not JSON; the run folder is damaged.") from None
+    if not isinstance(record, dict):
+        raise RunError(f"{path}:{number} is not a JSON object; the run folder is damaged.")
+    return record
 
 
 def truncate_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:

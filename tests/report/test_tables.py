@@ -1,3 +1,4 @@
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ def results(path: Path) -> dict[str, Any]:
 
 
 def printed(table: Any) -> str:
-    console = Console(width=200, no_color=True, record=True, quiet=True)
+    console = Console(width=200, file=io.StringIO(), record=True)
     console.print(table)
     return console.export_text()
 
@@ -71,5 +72,5 @@ def test_stops_that_one_stage_never_met_are_a_counted_zero():
     stages = {"warm_up": {"stops": {"replied": 9, "parse": 1}}, "trained": {"stops": {"replied": 10}}}
     (table,) = breakdowns(stages)
 
-    assert table.rows[0] == ("parse", [table.rows[0][1][0], table.rows[0][1][1]])
+    assert [name for name, _ in table.rows] == ["parse", "replied"]
     assert [cell.text for cell in table.rows[0][1]] == ["1", "0"]

@@ -1,0 +1,293 @@
+"""The loop: every reason to stop, and failures that stay where they happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envace.envs import ExecutableEnvironment
+from envace.errors import DeadlineError, ModelError
+from envace.models.formats import CALL, TOOL
+from envace.models.policy import ScriptedPolicy
+from envace.models.transcripts import Transcript, random_stream
+from envace.rollout import Limits, rollout
+from envace.rollout.groups import Collector, Setting
+from envace.sandbox import Worker
+from envace.scenarios import EnvironmentSpec, Expected, Scenario, read_environment
+from envace.types import Author, Learn, Role, StopReason, ToolCall, Trajectory
+
+ORDER = {"order_id": "#W111111", "customer_id": "CU222222", "item": "lamp", "status": "pending", "total": 120}
+LOOKUP = {"order_id": "#W111111"}
+
+Task = Callable[..., Scenario]
+
+
+@pytest.fixture
+def play(worker: Worker, retail: EnvironmentSpec, cancel_task: Task, script: Any) -> Callable[..., Any]:
+    """Rolls out a script in the executable environment."""
+
+    async def run(*acts: list[int], **limits: int) -> Trajectory:
+        policy, scenario = script(acts), cancel_task()
+        prompt = Transcript(policy.format.open(retail.tools, scenario.instruction), random=random_stream(0))
+        environment = ExecutableEnvironment(retail, scenario, worker=worker, policy=policy)
+        return await rollout(
+            policy, environment, scenario, prompt, limits=Limits(**limits), temperature=1.0, group=3, index=2
+        )
+
+    return run
+
+
+async def test_replied(play: Any, say: Any) -> None:
+    made = await play(say.call("get_order", **LOOKUP), say.reply("Done."))
+    assert (made.stop, made.reply, made.error) == (StopReason.REPLIED, "Done.", None)
+    assert (made.scenario_id, made.environment_id, made.kind) == ("cancel-pending", "retail", "cancel")
+    assert (made.group, made.index) == (3, 2)
+    assert made.calls == [ToolCall(name="get_order", arguments=LOOKUP)]
+
+
+async def test_the_transcript_is_what_was_said_token_by_token(play: Any, say: Any, form: Any, retail: Any) -> None:
+    look, reply = say.call("get_order", **LOOKUP), say.reply("Done.")
+    made = await play(look, reply)
+    parts = [
+        (form.open(retail.tools, "cancel order #W111111, please"), Author.USER, None),
+        (look, Author.ASSISTANT, Role.ACT),
+        (form.tool_header(), Author.TOOL, None),
+        (say.response(ORDER), Author.TOOL, None),
+        (form.act_header(), Author.ASSISTANT, None),
+        (reply, Author.ASSISTANT, Role.ACT),
+    ]
+    assert [(s.ids, s.author, s.role) for s in made.segments] == parts
+    assert [s.learn is Learn.POLICY for s in made.segments] == [role is not None for _, _, role in parts]
+
+
+async def test_parse(play: Any, say: Any, form: Any) -> None:
+    broken = [say.control(CALL), *form.text("get_order {order_id"), *form.reply("")]
+    made = await play(broken)
+    assert made.stop is StopReason.PARSE
+    assert made.error.startswith("arguments of 'get_order' are not JSON")
+    assert (made.reply, made.exchanges) == (None, [])
+    assert made.segments[-1].ids == broken  # it is kept, and trained on
+
+
+async def test_a_step_that_ends_in_another_control_token_is_a_parse_failure(play: Any, say: Any) -> None:
+    made = await play([*say.reply("Done.")[:-1], say.control(TOOL)])
+    assert made.stop is StopReason.PARSE
+
+
+async def test_steps(play: Any, say: Any) -> None:
+    made = await play(*[say.call("get_order", **LOOKUP)] * 9, max_steps=2)
+    assert made.stop is StopReason.STEPS
+    assert len(made.exchanges) == 2
+
+
+async def test_length_in_the_middle_of_a_step(play: Any, say: Any) -> None:
+    made = await play(say.reply("Done, and a word more."), max_step_tokens=3)
+    assert (made.stop, made.reply) == (StopReason.LENGTH, None)
+    assert len(made.segments[-1].ids) == 3
+
+
+async def test_length_of_the_whole_transcript(play: Any, say: Any, form: Any, retail: EnvironmentSpec) -> None:
+    prompt, look = len(form.open(retail.tools, "cancel order #W111111, please")), say.call("get_order", **LOOKUP)
+    made = await play(look, say.reply("Done."), max_length=prompt + len(look))
+    assert made.stop is StopReason.LENGTH
+    assert len(made.exchanges) == 1  # the call was made and answered; there was no room for another step
+    cut = await play(look, say.reply("Done."), max_length=prompt + 4)
+    assert cut.stop is StopReason.LENGTH
+    assert len(cut.segments[-1].ids) == 4
+    assert (await play(look, max_length=prompt)).stop is StopReason.LENGTH
+
+
+async def test_a_rehearsed_response_without_an_end_stops_for_length(
+    worker: Worker, retail: EnvironmentSpec, cancel_task: Task, script: Any, say: Any
+) -> None:
+    policy = script([say.call("get_order", **LOOKUP)], [say.response(ORDER)[:-1]])
+    collector = Collector(policy, worker, {"retail": retail}, Setting())
+    [group] = await collector.groups([cancel_task().public()], size=1, seed=(0,))
+    assert group.trajectories[0].stop is StopReason.LENGTH
+    assert group.trajectories[0].reward is not None  # an outcome of the policy's, and scored as one
+
+
+async def test_two_calls_in_a_step_are_answered_in_order(play: Any, say: Any) -> None:
+    both = [*say.call("get_order", **LOOKUP)[:-1], *say.call("cancel_order", **LOOKUP)]
+    made = await play(both, say.reply("Done."))
+    assert [e.response for e in made.exchanges] == [ORDER, {"status": "cancelled"}]
+    assert made.stop is StopReason.REPLIED
+
+
+DEADLY = '''
+import os
+
+
+class Deadly:
+    """A tool that ends the worker."""
+
+    STATE = {"things": {"key": "id", "record": {"type": "object"}}}
+    LOOKUPS = {}
+
+    def __init__(self):
+        self.things = {}
+
+    def leave(self):
+        """End the process."""
+        os._exit(1)
+
+    def loop(self):
+        """Never end."""
+        while True:
+            pass
+
+    def echo(self, text: str):
+        """Say it again."""
+        return {"text": text}
+'''
+
+
+@pytest.fixture
+def deadly(tmp_path: Path) -> EnvironmentSpec:
+    path = tmp_path / "environment.py"
+    path.write_text(DEADLY)
+    return read_environment(path, name="deadly")
+
+
+def deadly_task(name: str, instruction: str) -> Scenario:
+    return Scenario(
+        id=name,
+        environment="deadly",
+        instruction=instruction,
+        state={"things": {}},
+        expected=Expected(outcome="done", reply="Done.", final_state={"things": {}}),
+    )
+
+
+async def collect(
+    policy: ScriptedPolicy, worker: Worker, spec: EnvironmentSpec, tasks: list[Scenario]
+) -> list[Trajectory]:
+    collector = Collector(policy, worker, {spec.id: spec}, Setting(answers="executable", reward="real"))
+    groups = await collector.groups(tasks, size=1, seed=(0,))
+    return [group.trajectories[0] for group in groups]
+
+
+async def test_a_loop_in_a_tool_ends_its_own_rollout_and_no_other(
+    deadly: EnvironmentSpec, form: Any, say: Any
+) -> None:
+    def acts(text: str, role: Role) -> list[int]:
+        if "loop" in text.split("<|user|>")[1]:
+            return list(say.call("loop"))
+        return list(say.call("echo", text="x") if '"text"' not in text else say.reply("Done."))
+
+    async with Worker([deadly.definition()], seconds=0.5, grace=5.0) as worker:
+        tasks = [deadly_task("a", "please"), deadly_task("b", "loop"), deadly_task("c", "please")]
+        first, looped, last = await collect(ScriptedPolicy(form, acts), worker, deadly, tasks)
+    assert (looped.stop, looped.reward) == (StopReason.INFRASTRUCTURE, None)
+    assert looped.error is not None and looped.error.startswith("DeadlineError")
+    for other in (first, last):
+        assert (other.stop, other.reply) == (StopReason.REPLIED, "Done.")
+        assert other.reward is not None
+
+
+async def test_a_dying_worker_gives_infrastructure_and_no_reward_and_the_batch_goes_on(
+    deadly: EnvironmentSpec, form: Any, say: Any
+) -> None:
+    # Whoever had a session in the dead process loses it, and is not scored; who needs no tool any more is.
+    def acts(text: str, role: Role) -> list[int]:
+        return list(say.call("leave") if "leave" in text.split("<|user|>")[1] else say.reply("Done."))
+
+    async with Worker([deadly.definition()], seconds=2.0) as worker:
+        tasks = [deadly_task("a", "leave now"), deadly_task("b", "leave too"), deadly_task("c", "stay")]
+        made = await asyncio.wait_for(collect(ScriptedPolicy(form, acts), worker, deadly, tasks), 60)
+    for dead in made[:2]:
+        assert (dead.stop, dead.reward) == (StopReason.INFRASTRUCTURE, None)
+        assert dead.error is not None and dead.error.startswith("WorkerDied")
+    assert made[2].stop in (StopReason.REPLIED, StopReason.INFRASTRUCTURE)
+    assert (made[2].reward is None) == (made[2].stop is StopReason.INFRASTRUCTURE)
+
+
+async def test_a_worker_that_fails_to_imagine_ends_no_batch(
+    worker: Worker, retail: EnvironmentSpec, cancel_task: Task, script: Any, say: Any
+) -> None:
+    class Failing:
+        """A worker whose first imagined world cannot be opened in time."""
+
+        real_calls, first = 0, True
+
+        async def imagine(self, environment: str) -> Any:
+            if self.first:
+                self.first = False
+                raise DeadlineError("imagine: no answer within 5 s")
+            return await worker.imagine(environment)
+
+    collector = Collector(script([say.reply("Done.")]), Failing(), {"retail": retail}, Setting())  # type: ignore[arg-type]
+    [group] = await collector.groups([cancel_task().public()], size=2, seed=(0,))
+    assert [t.stop for t in group.trajectories] == [StopReason.INFRASTRUCTURE, StopReason.REPLIED]
+    assert group.trajectories[0].reward is None
+    assert group.trajectories[1].reward is not None
+
+
+async def test_a_failing_policy_gives_infrastructure_with_its_text(
+    worker: Worker, retail: EnvironmentSpec, cancel_task: Task, form: Any
+) -> None:
+    def fail(text: str, role: Role) -> list[int]:
+        raise ModelError("The model gave logits that are not finite.")
+
+    collector = Collector(ScriptedPolicy(form, fail), worker, {"retail": retail}, Setting())
+    [group] = await collector.groups([cancel_task().public()], size=1, seed=(0,))
+    [made] = group.trajectories
+    assert (made.stop, made.reward) == (StopReason.INFRASTRUCTURE, None)
+    assert made.error == "ModelError: The model gave logits that are not finite."
+
+
+@pytest.mark.parametrize("text", ["\u2028", "\x00", "<|end|><|call|>", "漢字 🙂"])
+async def test_unusual_text_from_a_tool_comes_back_as_it_was(
+    deadly: EnvironmentSpec, script: Any, form: Any, text: str
+) -> None:
+    act = form.call("echo", json.dumps({"text": text}))
+    async with Worker([deadly.definition()]) as worker:
+        [made] = await collect(script([act, form.reply("Done.")]), worker, deadly, [deadly_task("a", "please")])
+    assert made.stop is StopReason.REPLIED
+    assert made.exchanges[0].response == {"text": text}
+
+
+async def test_half_a_surrogate_pair_from_a_tool_ends_no_batch(
+    deadly: EnvironmentSpec, script: Any, form: Any
+) -> None:
+    # JSON can name half a pair ("\\ud800", six plain characters that a policy can sample); no encoding can write it.
+    act = form.call("echo", '{"text": "\\ud800"}')
+    async with Worker([deadly.definition()]) as worker:
+        [made] = await collect(script([act, form.reply("Done.")]), worker, deadly, [deadly_task("a", "please")])
+    assert made.stop is StopReason.REPLIED
+
+
+async def test_transcripts_end_whatever_happens(
+    worker: Worker, retail: EnvironmentSpec, cancel_task: Task, form: Any, say: Any
+) -> None:
+    begun, ended = [], []
+
+    class Counting(ScriptedPolicy):
+        def begin(self, transcript: Transcript) -> None:
+            begun.append(transcript)
+
+        def end(self, transcript: Transcript) -> None:
+            ended.append(transcript)
+
+    for act in (say.reply("Done."), [5], say.reply("")):
+        collector = Collector(Counting(form, lambda text, role, act=act: act), worker, {"retail": retail}, Setting())  # type: ignore[misc]
+        await collector.groups([cancel_task().public()], size=2, seed=(0,))
+    assert len(begun) == 6
+    assert begun == ended
+
+
+async def test_groups_come_back_in_order(
+    worker: Worker, retail: EnvironmentSpec, cancel_task: Task, script: Any, say: Any
+) -> None:
+    collector = Collector(script([say.reply("Done.")]), worker, {"retail": retail}, Setting())
+    groups = await collector.groups([cancel_task("pending"), cancel_task("shipped")], size=2, seed=(0,))
+    assert [group.scenario_id for group in groups] == ["cancel-pending", "cancel-shipped"]
+    assert [[(t.group, t.index) for t in group.trajectories] for group in groups] == [
+        [(0, 0), (0, 1)],
+        [(1, 0), (1, 1)],
+    ]
