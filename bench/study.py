@@ -81,7 +81,7 @@ def _run(options: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
         "best": max(evaluation["success"] for evaluation in evaluations),
         "reward": [_mean(updates[:tenth], "reward"), _mean(updates[-tenth:], "reward")],
         "feasible": [_mean(updates[:tenth], "feasible_share"), _mean(updates[-tenth:], "feasible_share")],
-        "real_calls": updates[-1]["real_calls"],
+        "real_calls": sum(update["real_calls"] for update in updates),
         "sampled_tokens": sum(update["sampled_tokens"] for update in updates),
     }
 

@@ -1,4 +1,4 @@
-"""Real small objects that every test may use: a tokenizer of the starter kind, a tiny Llama, the retail package, a worker."""
+"""Real small objects for every test: a tokenizer of the starter kind, a tiny Llama, the retail package, a worker."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def cancel_task() -> Callable[..., Scenario]:
             state={"orders": {"#W111111": order}, "customers": {}, "stock": {}},
             expected=Expected(
                 outcome="done" if done else "declined",
-                reply="Done, refund 120." if done else f"Sorry, {status}.",
+                reply="Done, refund 120." if done else f"Sorry, already {status}.",
                 facts=("120",) if done else (status,),
                 calls=tuple(calls),
                 final_state={"orders": {"#W111111": final}, "customers": {}, "stock": {}},
@@ -133,7 +133,7 @@ def say(form: StarterFormat) -> Say:
 def script(form: StarterFormat) -> Callable[..., ScriptedPolicy]:
     """Makes a policy that acts and rehearses by list.
 
-    `acts`: the acting steps of every rollout. `responses`: rehearsed responses in the order in which they are asked for.
+    `acts`: the acting steps of every rollout. `responses`: rehearsed responses in the order of asking.
     """
 
     def build(acts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]] = ()) -> ScriptedPolicy:

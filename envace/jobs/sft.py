@@ -54,9 +54,9 @@ def sft(
 
 async def _sft(recipe: Recipe, out: Path, resume: bool, display: Display) -> dict[str, Any]:
     torch.set_num_threads(recipe.threads)
-    folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume)
     started = time.perf_counter()
     async with open_world(recipe) as world:
+        folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume)
         scenarios, demonstrations = await _demonstrations(recipe, world, display)
         loaded = _student(recipe, world, scenarios, demonstrations)
         rows = [

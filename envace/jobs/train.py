@@ -43,8 +43,9 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
     loaded = load(recipe.model)
-    folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume)
     async with open_world(recipe) as world, open_world(recipe) as judge:
+        # The folder comes last: a mistake in the recipe leaves nothing behind.
+        folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume)
         trainer = await _trainer(recipe, folder, loaded, world, judge, display)
         done = trainer.resume()
         if done >= recipe.updates and (folder.path / MODEL_FOLDER).exists():
@@ -105,7 +106,7 @@ def train_summary(recipe: Recipe, folder: RunFolder, seconds: float) -> dict[str
         "reward": updates[-1]["reward"],
         "success": [evaluations[0]["success"], evaluations[-1]["success"]],
         "feasible_share": [updates[0]["feasible_share"], updates[-1]["feasible_share"]],
-        "real_calls_in_training": updates[-1]["real_calls"],
+        "real_calls_in_training": sum(update["real_calls"] for update in updates),
         "tokens_per_s": round(sum(u["sampled_tokens"] for u in updates) / sum(u["seconds_rollout"] for u in updates)),
         "seconds": round(seconds, 1),
         "run": str(folder.path),

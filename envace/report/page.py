@@ -198,7 +198,8 @@ def _real_calls(run: RunRecord) -> str:
     logged = [record for record in run.of_kind("update") if number(record, "real_calls") is not None]
     if not logged:
         return NOT_RECORDED
-    return f"{number(logged[-1], 'real_calls'):,.0f} up to update {_words(logged[-1].get('update'))}"
+    total = sum(number(record, "real_calls") or 0.0 for record in logged)
+    return f"{total:,.0f} up to update {_words(logged[-1].get('update'))}"
 
 
 def _wall_time(run: RunRecord) -> str:

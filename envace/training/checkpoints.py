@@ -127,8 +127,11 @@ def verify(path: Path) -> None:
 
 def _write_model(folder: Path, loaded: Loaded, dtype: torch.dtype) -> None:
     transformers_logging.disable_progress_bar()
-    state = {name: tensor.to(dtype) for name, tensor in loaded.model.state_dict().items()}
-    loaded.model.save_pretrained(folder, state_dict=state)
+    state = loaded.model.state_dict()
+    # Tied weights must stay one tensor, or they are written twice.
+    converted = {tensor.data_ptr(): tensor.to(dtype) for tensor in state.values()}
+    tied = {name: converted[tensor.data_ptr()] for name, tensor in state.items()}
+    loaded.model.save_pretrained(folder, state_dict=tied)
     loaded.format.tokenizer.save_pretrained(folder)
 
 

@@ -85,7 +85,7 @@ class Trainer:
 
     async def _update(self, number: int) -> dict[str, Any]:
         """One update: sample, reward, step. Returns its record."""
-        recipe, started = self.recipe, time.perf_counter()
+        recipe, started, calls_before = self.recipe, time.perf_counter(), self.worker.real_calls
         self.loaded.model.eval()
         policy = LocalPolicy(self.loaded.model, self.loaded.format)
         collector = Collector(policy, self.worker, self.specs, recipe.setting())
@@ -122,7 +122,7 @@ class Trainer:
             "dropped": training.dropped,
             "sampled_tokens": policy.sampled_tokens,
             "shared_tokens": collector.shared_tokens,
-            "real_calls": self.worker.real_calls,
+            "real_calls": self.worker.real_calls - calls_before,
             "seconds_rollout": sampled - started,
             "seconds_update": ended - sampled,
             "rollout_tokens_per_s": policy.sampled_tokens / (sampled - started),

@@ -120,9 +120,7 @@ async def test_who_asks_while_another_imagines_waits_and_is_given_the_same(
 
     rehearsing = Rehearser(form, retail, worker, [])
     rehearsing.policy = Slow(form, lambda text, role: say.response(ORDER))
-    asking = [
-        asyncio.ensure_future(ask(await rehearsing.environment(), call())) for _ in range(4)
-    ]
+    asking = [asyncio.ensure_future(ask(await rehearsing.environment(), call())) for _ in range(4)]
     await asyncio.sleep(0.01)
     gate.set()
     answers = await asyncio.gather(*asking)
@@ -165,15 +163,22 @@ async def test_a_response_that_is_not_json_is_inconsistent_and_not_stored(
 
 
 async def test_a_contradicting_response_is_not_stored(rehearser: Callable[..., Rehearser], say: Any) -> None:
-    # Rollout 1 has learned from the customer's record nothing of the order; it imagines "not found", which rollout 2 is given.
-    # A rollout of its own world that already saw the order may not be contradicted.
-    rehearsing = rehearser(say.response(ORDER), say.response(SHIPPED), say.response(ORDER))
-    alone = await rehearsing.environment(share=False)
-    await ask(alone, call())
-    contradiction, segment = await ask(alone, call())
-    assert contradiction.consistency is Consistency.INCONSISTENT
+    # All three cancel the order and look again. The first then imagines it as still pending, which contradicts what it
+    # has imagined before; the second must not be told so, but the third is told what the second imagines.
+    done, after = say.response({"status": "cancelled"}), {**ORDER, "status": "cancelled"}
+    rehearsing = rehearser(say.response(ORDER), done, say.response(ORDER), done, say.response(after), done)
+    found = []
+    for _ in range(3):
+        environment = await rehearsing.environment()
+        for name in ("get_order", "cancel_order"):
+            await ask(environment, call(name))
+        found.append(await ask(environment, call()))
+    (bad, segment), (good, _), (told, _) = found
+    assert bad.consistency is Consistency.INCONSISTENT
     assert segment.learn is Learn.POLICY
-    assert rehearsing.world.known == {}
+    assert (good.response, good.shared, good.consistency) == (after, False, Consistency.CONSISTENT)
+    assert (told.response, told.shared, told.consistency) == (after, True, Consistency.CONSISTENT)
+    assert rehearsing.queue == []
 
 
 async def test_a_not_found_is_shared_but_its_sampler_learns_from_it(
@@ -296,7 +301,14 @@ async def test_executing_a_public_scenario_is_refused(
 ) -> None:
     with pytest.raises(DataError, match="'cancel-pending' is public: its opening state is withheld"):
         await collect(
-            script, [say.reply("Done.")], [], worker, retail, cancel_task().public(), answers="executable", reward="real"
+            script,
+            [say.reply("Done.")],
+            [],
+            worker,
+            retail,
+            cancel_task().public(),
+            answers="executable",
+            reward="real",
         )
     assert worker.real_calls == 0
 

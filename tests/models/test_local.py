@@ -93,8 +93,8 @@ def prompts(count: int) -> list[list[int]]:
 async def test_many_unequal_conversations_equal_the_plain_model_token_by_token(
     new_tiny: New, form: StarterFormat
 ) -> None:
-    # Nine conversations of prompts from 2 to 27 ids, with ids handed over between steps; they end at different times, so rows
-    # of the cache move while others go on.
+    # Nine conversations of prompts from 2 to 27 ids, with ids handed over between steps; they end at different times,
+    # so rows of the cache move while others go on.
     model = new_tiny()
     policy = policy_of(model, form)
     held = await asyncio.gather(*(conversation(policy, p, n) for n, p in enumerate(prompts(6))))
@@ -111,7 +111,12 @@ async def test_greedy_step_equals_generate(new_tiny: New, form: StarterFormat) -
     step = await policy.sample(held, Role.ACT, max_tokens=20, temperature=0.0)
     ids = torch.tensor([PROMPT])
     generated = plain.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, min_new_tokens=20, do_sample=False, eos_token_id=None
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=20,
+        min_new_tokens=20,
+        do_sample=False,
+        eos_token_id=None,
     )
     assert step.ids == generated[0, len(PROMPT) :].tolist()
 
@@ -126,9 +131,7 @@ async def test_sampled_logprobs_are_those_of_the_sampling_temperature(new_tiny: 
     assert segment.logprobs == pytest.approx(expected, abs=1e-4)
 
 
-async def test_a_transcript_does_not_depend_on_which_others_share_its_batch(
-    new_tiny: New, form: StarterFormat
-) -> None:
+async def test_a_transcript_does_not_depend_on_which_others_share_its_batch(new_tiny: New, form: StarterFormat) -> None:
     async def sampled(company: int) -> list[int]:
         policy = policy_of(new_tiny(), form)
         me = transcript(PROMPT, 7, 1)
@@ -151,8 +154,8 @@ async def test_a_transcript_does_not_depend_on_which_others_share_its_batch(
 
 
 async def test_shared_prompts_are_prefilled_once(new_tiny: New, form: StarterFormat) -> None:
-    # 8 transcripts with one prompt of 11 ids: 10 prefilled once, then 8 rows in each of 5 ticks (the first reads the last id of
-    # the prompt): 10 + 40. One prefill each would be 80 + 40.
+    # 8 transcripts with one prompt of 11 ids: 10 prefilled once, then 8 rows in each of 5 ticks (the first reads the
+    # last id of the prompt): 10 + 40. One prefill each would be 80 + 40.
     policy = policy_of(new_tiny(), form)
     group = [transcript(PROMPT, i) for i in range(8)]
     for one in group:

@@ -77,7 +77,11 @@ def test_every_step_is_calls_or_a_reply_or_a_failure(texts: list[str]) -> None:
     assert len(parsed.calls) in (0, len(texts) - 1)
 
 
-@given(st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists), max_size=3))
+@given(
+    st.dictionaries(
+        st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists), max_size=3
+    )
+)
 def test_equal_calls_have_equal_keys_whatever_the_order_of_arguments(arguments: dict[str, object]) -> None:
     backwards = dict(reversed(arguments.items()))
     call, same = ToolCall(name="get", arguments=arguments), ToolCall(name="get", arguments=backwards)

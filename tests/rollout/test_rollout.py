@@ -172,9 +172,7 @@ async def collect(
     return [group.trajectories[0] for group in groups]
 
 
-async def test_a_loop_in_a_tool_ends_its_own_rollout_and_no_other(
-    deadly: EnvironmentSpec, form: Any, say: Any
-) -> None:
+async def test_a_loop_in_a_tool_ends_its_own_rollout_and_no_other(deadly: EnvironmentSpec, form: Any, say: Any) -> None:
     def acts(text: str, role: Role) -> list[int]:
         if "loop" in text.split("<|user|>")[1]:
             return list(say.call("loop"))
@@ -252,9 +250,7 @@ async def test_unusual_text_from_a_tool_comes_back_as_it_was(
     assert made.exchanges[0].response == {"text": text}
 
 
-async def test_half_a_surrogate_pair_from_a_tool_ends_no_batch(
-    deadly: EnvironmentSpec, script: Any, form: Any
-) -> None:
+async def test_half_a_surrogate_pair_from_a_tool_ends_no_batch(deadly: EnvironmentSpec, script: Any, form: Any) -> None:
     # JSON can name half a pair ("\\ud800", six plain characters that a policy can sample); no encoding can write it.
     act = form.call("echo", '{"text": "\\ud800"}')
     async with Worker([deadly.definition()]) as worker:

@@ -100,9 +100,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_record_leaves_the_file_as_it_was
     assert lines.read_bytes() == before
 
 
-def test_truncating_keeps_the_old_file_until_the_new_one_is_whole(
-    lines: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncating_keeps_the_old_file_until_the_new_one_is_whole(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = lines.read_bytes()
     monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises((RunError, OSError)):
@@ -165,7 +163,7 @@ def test_resuming_with_another_recipe_names_the_keys_that_differ(run: RunFolder)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="has no config.json"):
+    with pytest.raises(RunError, match=r"has no config\.json"):
         RunFolder.open(tmp_path)
 
 

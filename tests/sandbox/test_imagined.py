@@ -317,8 +317,8 @@ async def test_an_imagined_world_has_no_real_state_to_read_or_change(worker: Wor
 async def test_real_episodes_of_every_domain_are_consistent_without_their_state(
     domain: str, starter_episodes: Callable[..., Any]
 ) -> None:
-    # The truth is the one rehearsal that must never be called inconsistent; and where the oracle's look-ups were shown, the
-    # imagined world must come to the oracle's own end.
+    # The truth is the one rehearsal that must never be called inconsistent; and where the oracle's look-ups were shown,
+    # the imagined world must come to the oracle's own end.
     worker, spec, scenarios = await starter_episodes(domain, 40)
     for scenario in scenarios:
         session = await worker.imagine(domain)
@@ -332,5 +332,3 @@ async def test_real_episodes_of_every_domain_are_consistent_without_their_state(
         await session.close()
     assert worker.real_calls == 0
     assert spec.id == domain
-
-

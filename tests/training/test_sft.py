@@ -1,0 +1,126 @@
+"""Demonstrations and the supervised warm-up: both roles are learned, prompts and headers are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from envace.errors import TrainingError
+from envace.models.formats import StarterFormat
+from envace.sandbox import Worker
+from envace.scenarios import EnvironmentSpec, Scenario
+from envace.training.demonstrations import SupervisedRow, demonstrate, supervised_row
+from envace.training.sft import MuonAdam, batches, schedule, sft_step, supervised_loss
+
+LOOKUP = {"order_id": "#W111111"}
+
+
+async def demonstrated(worker: Worker, task: Scenario, *, carelessness: float = 0.0, seed: int = 0) -> dict[str, Any]:
+    item = {"state": task.state, "goal": task.goal}
+    [found] = await demonstrate(worker, "retail", [item], carelessness=carelessness, seed=seed)
+    return found
+
+
+async def test_a_careful_demonstration_is_the_expected_ending(
+    worker: Worker, cancel_task: Callable[..., Scenario]
+) -> None:
+    for status in ("pending", "shipped"):
+        task = cancel_task(status)
+        found = await demonstrated(worker, task)
+        assert task.expected is not None
+        assert found["calls"] == [call.model_dump() for call in task.expected.calls]
+        assert (found["outcome"], found["reply"]) == (task.expected.outcome, task.expected.reply)
+        assert tuple(found["facts"]) == task.expected.facts
+        assert found["final_state"] == task.expected.final_state
+
+
+async def test_careless_demonstrations_differ_by_seed_and_repeat_by_seed(
+    worker: Worker, cancel_task: Callable[..., Scenario]
+) -> None:
+    task = cancel_task("shipped")
+    found = [await demonstrated(worker, task, carelessness=0.6, seed=seed) for seed in range(8)]
+    again = [await demonstrated(worker, task, carelessness=0.6, seed=seed) for seed in range(8)]
+    assert found == again
+    assert len({str(one) for one in found}) > 2
+
+
+async def test_both_roles_are_learned_and_nothing_else(
+    worker: Worker, retail: EnvironmentSpec, cancel_task: Callable[..., Scenario], form: StarterFormat
+) -> None:
+    task = cancel_task()
+    row = supervised_row(form, retail, task, await demonstrated(worker, task))
+    learned, given = form.decode(row.ids[row.learn].tolist()), form.decode(row.ids[~row.learn].tolist())
+    assert learned == (
+        '<|call|>get_order {"order_id":"#W111111"}<|end|>'
+        '{"order_id":"#W111111","customer_id":"CU222222","item":"lamp","status":"pending","total":120}<|end|>'
+        '<|call|>cancel_order {"order_id":"#W111111"}<|end|>{"status":"cancelled"}<|end|>Done, refund 120.<|end|>'
+    )
+    assert given == form.decode(form.open(retail.tools, task.instruction)) + 2 * "<|tool|><|assistant|>"
+
+
+def row(ids: list[int], learn: list[int]) -> SupervisedRow:
+    mask = np.zeros(len(ids), dtype=np.bool_)
+    mask[learn] = True
+    return SupervisedRow(ids=np.array(ids), learn=mask)
+
+
+def test_the_loss_is_the_mean_over_learned_tokens_of_all_rows(new_tiny: Any) -> None:
+    model = new_tiny()
+    rows = [row([5, 6, 7, 8, 9], [2, 4]), row([10, 11, 12], [1])]
+    with torch.no_grad():
+        total = 0.0
+        for one in rows:
+            log_TV = torch.log_softmax(model(torch.from_numpy(one.ids)[None]).logits[0], -1)
+            total -= sum(float(log_TV[t - 1, one.ids[t]]) for t in np.flatnonzero(one.learn))
+        assert float(supervised_loss(model, rows, 0)) == pytest.approx(total / 3, abs=1e-4)
+
+
+def test_a_few_steps_learn_a_row_and_a_resumed_optimizer_goes_on_alike(new_tiny: Any) -> None:
+    rows = [row([5, 6, 7, 8, 9], [1, 2, 3, 4])]
+
+    def trained(model: Any, optimizer: MuonAdam, steps: range) -> list[float]:
+        return [sft_step(model, optimizer, rows, step=s, steps=8, pad_id=0)["loss"] for s in steps]
+
+    whole = new_tiny()
+    losses = trained(whole, MuonAdam(whole, matrix_lr=0.02, lr=0.02), range(8))
+    assert losses[-1] < losses[0] / 2
+    parted = new_tiny()
+    first = MuonAdam(parted, matrix_lr=0.02, lr=0.02)
+    before = trained(parted, first, range(4))
+    second = MuonAdam(parted, matrix_lr=0.02, lr=0.02)
+    second.load_state_dict(first.state_dict())
+    assert before + trained(parted, second, range(4, 8)) == pytest.approx(losses, abs=1e-5)
+
+
+def test_a_loss_that_is_not_finite_takes_no_step(new_tiny: Any) -> None:
+    model = new_tiny()
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    before = model.model.embed_tokens.weight.clone()
+    with pytest.raises(TrainingError, match=r"step 3 .*lower sft\.lr"):
+        sft_step(model, MuonAdam(model, matrix_lr=0.1, lr=0.1), [row([5, 6], [1])], step=3, steps=8, pad_id=0)
+    assert torch.equal(model.model.embed_tokens.weight, before)
+
+
+def test_the_schedule_warms_up_and_ends_at_a_tenth() -> None:
+    rates = [schedule(step, 100) for step in range(100)]
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert max(rates) == 1.0
+    assert rates[-1] == pytest.approx(0.1, abs=0.01)
+    assert all(0 < rate <= 1 for rate in rates)
+    assert 0 < schedule(0, 1) <= 1
+
+
+def test_every_row_comes_once_before_any_comes_again() -> None:
+    rows = [row([number] * (2 + number % 5), [1]) for number in range(50)]
+    drawn = list(batches(rows, size=8, steps=14, seed=0))  # 50 rows are 7 batches
+    numbers = [[int(one.ids[0]) for one in batch] for batch in drawn]
+    assert sorted(n for batch in numbers[:7] for n in batch) == list(range(50))
+    assert sorted(n for batch in numbers[7:] for n in batch) == list(range(50))
+    assert numbers[:7] != numbers[7:]
+    again = [[int(one.ids[0]) for one in batch] for batch in batches(rows, size=8, steps=14, seed=0)]
+    assert again == numbers
