@@ -1,4 +1,4 @@
-"""python -m bench [rollout|update|study|few|rewards] [options]: each prints a table and one JSON line.
+"""python -m bench [rollout|update|study] [options]: each prints a table and one JSON line.
 
 rollout  sampled tokens/s of our rollout loop against `generate` with re-prefill each turn, same model, same prompts
 update   trained tokens/s of one row a trajectory against one row an output, same trajectories

@@ -14,7 +14,7 @@ _PUBLIC = {
     "train": "envace.jobs.train",
     "evaluate": "envace.jobs.evaluate",
     "audit": "envace.jobs.audit",
-    "report": "envace.report.page",
+    "write_report": "envace.report.page",
     "demo": "envace.jobs.demo",
 }
 
@@ -23,5 +23,6 @@ __all__ = ["__version__", *sorted(_PUBLIC)]  # pyright: ignore
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
-        return getattr(importlib.import_module(_PUBLIC[name]), name)
+        # The package `envace.report` already has the name of its verb.
+        return getattr(importlib.import_module(_PUBLIC[name]), name.removeprefix("write_"))
     raise AttributeError(f"module 'envace' has no attribute {name!r}")

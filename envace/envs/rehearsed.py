@@ -141,8 +141,7 @@ class RehearsedEnvironment:
         if not step.stopped:
             return None
         exchange, new = await self._judged(call, step.ids)
-        well_formed = exchange.consistency is Consistency.CONSISTENT and not is_error(exchange.response)
-        if lookup and new and well_formed and not self._lookup_gradient:
+        if lookup and new and exchange.consistency is Consistency.CONSISTENT and not self._lookup_gradient:
             segment.learn = Learn.ANCHOR
         return exchange
 

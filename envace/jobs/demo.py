@@ -10,7 +10,7 @@ from envace.jobs.display import Display, Silent
 from envace.jobs.evaluate import evaluate
 from envace.jobs.models import MODEL_FOLDER
 from envace.jobs.sft import sft
-from envace.jobs.train import train
+from envace.jobs.train import train, train_summary
 from envace.report.page import report
 from envace.runs import RunFolder
 from envace.training.recipe import Recipe, load_recipe
@@ -68,14 +68,20 @@ def demo(
 
 def _from_scratch(recipe: Recipe, out: Path, resume: bool, display: Display) -> Recipe:
     """Make the warm-up anew, and start from it."""
-    made = sft(recipe.model_copy(update={"model": "new"}), out=out / "warm-up", resume=resume, display=display)
-    return recipe.model_copy(update={"model": made["model"]})
+    folder = out / "warm-up"
+    if not (resume and (folder / MODEL_FOLDER).exists()):
+        student = recipe.model_copy(update={"model": "new"})
+        sft(student, out=folder, resume=resume and folder.exists(), display=display)
+    return recipe.model_copy(update={"model": str(folder / MODEL_FOLDER)})
 
 
 def _arm(recipe: Recipe, out: Path, resume: bool, display: Display) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train one arm and evaluate it."""
     display.say(f"training by {recipe.arm}")
-    summary = train(recipe, out=out, resume=resume and (out / "config.json").exists(), display=display)
+    if resume and (out / MODEL_FOLDER).exists():
+        summary = train_summary(recipe, RunFolder.open(out), 0.0)
+    else:
+        summary = train(recipe, out=out, resume=resume and out.exists(), display=display)
     display.say("evaluating the trained policy")
     return evaluate(recipe, model=str(out / MODEL_FOLDER), display=display), summary
 

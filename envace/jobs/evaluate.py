@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from envace.fidelity import fidelity_scores, measure, record_probes, replay
 from envace.jobs.display import Display, Silent
 from envace.jobs.models import load
 from envace.jobs.worlds import World, open_world
+from envace.models.formats import StarterFormat
 from envace.models.local import LocalPolicy
 from envace.models.policy import Policy, ScriptedPolicy
 from envace.rollout.groups import Collector
@@ -102,11 +104,12 @@ async def try_scenarios(
     task = "evaluation"
     display.start(task, len(scenarios))
     attempts: list[Attempt] = []
-    for start in range(0, len(scenarios), BATCH):
-        batch = scenarios[start : start + BATCH]
-        policy = _policy(loaded, reference, batch)
+    # A reference is scripted for one scenario.
+    size = 1 if loaded is None else BATCH
+    for start in range(0, len(scenarios), size):
+        batch = scenarios[start : start + size]
         evaluation = await evaluate_policy(
-            policy,
+            _policy(loaded, reference, batch[0]),
             batch,
             world.specs,
             world.worker,
@@ -121,33 +124,31 @@ async def try_scenarios(
     return attempts
 
 
-def _policy(loaded: Loaded | None, reference: str, scenarios: Sequence[Scenario]) -> Policy:
+def _policy(loaded: Loaded | None, reference: str, scenario: Scenario) -> Policy:
     if loaded is not None:
         loaded.model.eval()
         return LocalPolicy(loaded.model, loaded.format)
-    form = load("starter").format
-    return ScriptedPolicy(form, _script(reference, scenarios, form.call, form.reply))
+    form = _starter_format()
+    return ScriptedPolicy(form, _script(reference, scenario, form))
 
 
-def _script(
-    reference: str,
-    scenarios: Sequence[Scenario],
-    call: Callable[[str, str], list[int]],
-    reply: Callable[[str], list[int]],
-) -> Callable[[str, Role], list[int]]:
+@lru_cache(maxsize=1)
+def _starter_format() -> StarterFormat:
+    return load("starter").format
+
+
+def _script(reference: str, scenario: Scenario, form: StarterFormat) -> Callable[[str, Role], list[int]]:
     """The oracle's calls and reply in their order, or an empty promise."""
-    by_instruction = {scenario.instruction: scenario for scenario in scenarios}
+    assert scenario.expected is not None
+    expected = scenario.expected
 
     def script(text: str, role: Role) -> list[int]:
-        if reference == "nothing":
-            return reply("Done.")
-        scenario = next(s for i, s in by_instruction.items() if f"<|user|>{i}<|end|>" in text)
-        assert scenario.expected is not None
         made = text.count("<|tool|>")
-        if made == len(scenario.expected.calls):
-            return reply(scenario.expected.reply)
-        step = scenario.expected.calls[made]
-        return call(step.name, dump_line(step.arguments))
+        if reference == "nothing":
+            return form.reply("Done.")
+        if made == len(expected.calls):
+            return form.reply(expected.reply)
+        return form.call(expected.calls[made].name, dump_line(expected.calls[made].arguments))
 
     return script
 

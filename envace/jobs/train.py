@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from envace.benchmarks import summarise
-from envace.errors import RunError
+from envace.errors import ConfigError, RunError
 from envace.jobs.display import Display, Silent
 from envace.jobs.evaluate import rehearsals, try_scenarios
 from envace.jobs.models import MODEL_FOLDER, load
@@ -44,6 +44,7 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
     started = time.perf_counter()
     loaded = load(recipe.model)
     async with open_world(recipe) as world, open_world(recipe) as judge:
+        _check_oracle(recipe, world)
         # The folder comes last: a mistake in the recipe leaves nothing behind.
         folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume)
         trainer = await _trainer(recipe, folder, loaded, world, judge, display)
@@ -59,6 +60,16 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
         folder.log_trajectories(await rehearsals(recipe, judge, loaded, shown, update=recipe.updates))
     save_model(folder.path / MODEL_FOLDER, loaded)
     return train_summary(recipe, folder, time.perf_counter() - started)
+
+
+def _check_oracle(recipe: Recipe, world: World) -> None:
+    """Rehearsed arms are rewarded by what the oracle program would have done."""
+    lacking = [name for name, spec in world.specs.items() if not spec.has_oracle]
+    if lacking and recipe.arm != "grpo-real":
+        raise ConfigError(
+            f"arm {recipe.arm} with reward {recipe.reward} needs an oracle, and environment {lacking[0]!r} defines "
+            "no `solve`. Write one, or train with arm=grpo-real."
+        )
 
 
 async def _trainer(

@@ -11,7 +11,12 @@ from rich.text import Text
 
 from envace.report.reading import interval, number, section
 
-STAGES = (("warm_up", "Warm-up"), ("trained", "Trained"), ("grpo_real", "GRPO in the real environment"))
+STAGES = (
+    ("warm_up", "Warm-up"),
+    ("trained", "Trained"),
+    ("grpo_real", "GRPO in the real environment"),
+    ("evaluated", "Evaluated"),
+)
 COLUMNS = ("Real success", "Do", "Decline", "Error recall", "Values", "Unseen domain")
 MISSING = "—"
 """Stands for a number that was not measured."""

@@ -1,4 +1,6 @@
-"""Rewards that know no tool rules: the `checklist` reward, and `trusting`, a checklist that can be hacked.
+"""Rewards that run no environment: the `checklist` reward, and `trusting`, a checklist that can be hacked.
+
+They know the procedure (the oracle program, with the rules an agent must look at), and take responses as they stand.
 
 Both ask what a CM2-style list could ask from the instruction and the rehearsed responses: did the calls follow from
 what the responses said, and does the reply. `checklist` also asks of each response whether it has the shape of the

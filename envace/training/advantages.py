@@ -54,7 +54,7 @@ def cell_advantages(
     Raises:
         TrainingError: A reward is not finite, or lengths differ.
 
-    Source: role-wise GRPO, arXiv:2608.06197 section 3.3; no division by the standard deviation, as its code runs it.
+    Source: role-wise GRPO, arXiv:2608.06197 section 4.2; no division by the standard deviation, as its code runs it.
     """
     if not len(rewards_B) == len(cells_B) == len(trajectories_B):
         raise TrainingError(

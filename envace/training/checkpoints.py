@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
@@ -146,7 +147,11 @@ def _whole(path: Path, write: Any) -> None:
         (partial / MANIFEST).write_text(json.dumps(hashes, indent=1))
         shutil.rmtree(path, ignore_errors=True)
         os.replace(partial, path)
-    except (OSError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+    except (
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # torch and safetensors have their own words for a full disk
         shutil.rmtree(partial, ignore_errors=True)
         raise RunError(f"cannot write {path}: {error}. Checkpoints written before are intact.") from error
 

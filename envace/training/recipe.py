@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from envace.errors import ConfigError
 from envace.rewards import WEIGHTS
@@ -42,7 +42,7 @@ class SftSection(Section):
     """Supervised warm-up."""
 
     demonstrations: int = Field(12000, ge=1)
-    """Demonstrations to learn from; scenarios of their own, never those of RL or evaluation."""
+    """Demonstrations to learn from. In the starter world their scenarios are never those of RL; a package's are."""
     carelessness: float = Field(0.35, ge=0, le=1)
     """Chance that the demonstrator slips at each decision."""
     steps: int = Field(900, ge=1)
@@ -80,7 +80,7 @@ class EvalSection(Section):
     every: int = Field(10, ge=0)
     """Updates between evaluations during training; 0 for none but at the ends."""
     scenarios: int = Field(120, ge=1)
-    """Held-out scenarios of an evaluation during training, drawn apart from those of the final one."""
+    """Held-out scenarios of an evaluation during training; in the starter world, others than those of `envace eval`."""
     temperature: float = Field(0.0, ge=0)
     """0 acts greedily."""
     fidelity: int = Field(100, ge=0)
@@ -88,7 +88,7 @@ class EvalSection(Section):
 
 
 class Recipe(Section):
-    """A run. The defaults are the starter run."""
+    """A run. `envace recipe` prints the starter run."""
 
     name: str = "starter"
     """Name of the run folder, under `runs/`."""
@@ -109,7 +109,7 @@ class Recipe(Section):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of both roles in training."""
     weights: dict[str, float] = Field(default_factory=lambda: dict(WEIGHTS))
-    """Weights of the reward's parts."""
+    """Weights of the reward's parts; a part that is not named keeps its own."""
     baseline: Literal["outputs", "trajectories"] = "outputs"
     scale: Literal["none", "std"] = "none"
     world_sharing: Literal["group", "rollout"] | None = None
@@ -126,6 +126,18 @@ class Recipe(Section):
     threads: int = Field(1, ge=1)
     """Torch threads; more is slower on small models when cores are shared."""
     device: Literal["cpu"] = "cpu"
+
+    @field_validator("weights")
+    @classmethod
+    def _complete(cls, weights: dict[str, float]) -> dict[str, float]:
+        """Known parts only, none negative, not all 0."""
+        unknown = set(weights) - set(WEIGHTS)
+        if unknown:
+            raise ValueError(f"unknown parts {sorted(unknown)}; there are {', '.join(WEIGHTS)}")
+        whole = {**WEIGHTS, **weights}
+        if min(whole.values()) < 0 or sum(whole.values()) <= whole["consistent"]:
+            raise ValueError("weights must not be negative, and one beside `consistent` must be above 0")
+        return whole
 
     @property
     def anchored(self) -> bool:

@@ -164,8 +164,11 @@ def _metrics(sums: dict[str, float], counts: dict[str, int], norm: float, tokens
     metrics = {
         "loss": sums.get("loss", 0.0),
         "grad_norm": norm,
-        "kl": sums.get("kl", 0.0) / counts["policy"],
-        "anchor_kl": sums.get("anchor_kl", 0.0) / counts["anchor"],
+        **{
+            name: sums[name] / counts[over]
+            for name, over in (("kl", "policy"), ("anchor_kl", "anchor"))
+            if name in sums
+        },
         "clip_share": sums.get("clipped", 0.0) / counts["policy"],
         "ratio": sums.get("ratio", 0.0) / counts["policy"],
         "trained_tokens": float(tokens),

@@ -254,7 +254,7 @@ def test_some_pairs_are_asked_for_only_in_heldout_tasks(domain: str) -> None:
     assert len(unseen) >= 2
     assert {name for kind in unseen for name in kind.split("+")} <= set(train)
     compounds = sum(count for kind, count in heldout.items() if "+" in kind)
-    assert compounds / NUM_DRAFTS == pytest.approx(0.3, abs=0.06)
+    assert compounds / NUM_DRAFTS == pytest.approx(0.15, abs=0.05)
     assert sum(heldout[kind] for kind in unseen) / compounds == pytest.approx(0.5, abs=0.12)
 
 

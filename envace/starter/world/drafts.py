@@ -16,7 +16,7 @@ SHARE_DONE = 0.58
 """Share of requests that can be carried out; a policy that always declines, or never, fails often."""
 SHARE_NOT_FOUND = 0.07
 """Share of requests about a thing that does not exist."""
-SHARE_COMPOUND = 0.3
+SHARE_COMPOUND = 0.15
 """Share of tasks that ask for two things."""
 
 
