@@ -67,15 +67,11 @@ class Run:
 
     def succeeds_like(self, oracle: Run) -> bool:
         """The oracle's outcome and final state, and every fact in the reply."""
-        told = all(
-            re.search(rf"(?<!\w){fact}(?!\w)", self.answer["reply"]) for fact in oracle.answer["facts"]
-        )
+        told = all(re.search(rf"(?<!\w){fact}(?!\w)", self.answer["reply"]) for fact in oracle.answer["facts"])
         return told and self.state == oracle.state and self.answer["outcome"] == oracle.answer["outcome"]
 
 
-def demonstrate(
-    domain: str, goal: dict[str, Any], state: dict[str, Any], slip: Callable[[str], bool] = careful
-) -> Run:
+def demonstrate(domain: str, goal: dict[str, Any], state: dict[str, Any], slip: Callable[[str], bool] = careful) -> Run:
     """Let `solve` work in a fresh environment, which a JSON wire separates from it as in use."""
     environment, run = environment_class(domain)(), Run()
     for table, records in copy.deepcopy(state).items():
@@ -121,13 +117,9 @@ def test_file_can_be_read_without_running_it(domain: str) -> None:
     assert set(literals) == {"RULES", "STATE", "LOOKUPS"}
     assert 5 <= len(tools) <= 7
     assert set(literals["LOOKUPS"]) < tools
-    assert (
-        set(literals["LOOKUPS"].values()) == set(literals["STATE"]) == set(vars(environment_class(domain)()))
-    )
+    assert set(literals["LOOKUPS"].values()) == set(literals["STATE"]) == set(vars(environment_class(domain)()))
     assert all(len(table["record"]["properties"]) <= 5 for table in literals["STATE"].values())
-    assert [node.name for node in tree.body if isinstance(node, ast.FunctionDef) if node.name[0] != "_"] == [
-        "solve"
-    ]
+    assert [node.name for node in tree.body if isinstance(node, ast.FunctionDef) if node.name[0] != "_"] == ["solve"]
 
 
 def test_shared_lines_are_the_same_in_every_file() -> None:
@@ -281,9 +273,7 @@ def test_the_instruction_does_not_give_the_branch_away(domain: str) -> None:
         if len(done_list) >= 30:
             share = sum(done_by_kind[kind]) / len(done_by_kind[kind])
             # Five standard errors: hundreds of words are looked at.
-            assert sum(done_list) / len(done_list) == pytest.approx(
-                share, abs=5 * (0.25 / len(done_list)) ** 0.5
-            )
+            assert sum(done_list) / len(done_list) == pytest.approx(share, abs=5 * (0.25 / len(done_list)) ** 0.5)
 
 
 # The oracle.
@@ -405,8 +395,6 @@ def test_an_ignored_rule_is_an_error_and_a_claim_is_wrong(domain: str) -> None:
     for draft, oracle in zip(drafts(domain, "train"), oracle_runs(domain, "train"), strict=True):
         ignored = demonstrate(domain, draft.goal, draft.state, lambda name: name == "ignore_rule")
         assert ignored.state == oracle.state
-        claimed = demonstrate(
-            domain, draft.goal, draft.state, lambda name: name in ("ignore_rule", "claim_success")
-        )
+        claimed = demonstrate(domain, draft.goal, draft.state, lambda name: name in ("ignore_rule", "claim_success"))
         if "claim_success" in claimed.slips:
             assert not claimed.succeeds_like(oracle)
