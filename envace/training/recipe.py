@@ -105,7 +105,7 @@ class Recipe(Section):
     scenarios_per_update: int = Field(16, ge=1)
     group_size: int = Field(8, ge=2)
     """Rollouts of each scenario. With 1 there is no baseline."""
-    learning_rate: float = Field(5e-4, gt=0)
+    learning_rate: float = Field(2e-4, gt=0)
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of both roles in training."""
     weights: dict[str, float] = Field(default_factory=lambda: dict(WEIGHTS))

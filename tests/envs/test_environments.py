@@ -182,15 +182,17 @@ async def test_a_contradicting_response_is_not_stored(rehearser: Callable[..., R
     assert rehearsing.queue == []
 
 
-async def test_a_not_found_is_shared_but_its_sampler_learns_from_it(
+async def test_what_does_not_exist_is_dice_but_what_the_rules_say_is_learned(
     rehearser: Callable[..., Rehearser], say: Any
 ) -> None:
-    rehearsing = rehearser(say.response({"error": "not_found"}))
-    _, own = await ask(await rehearsing.environment(), call())
+    # Whether there is an order is the world's to say, as its status is; that an id without its mark is invalid is a rule.
+    rehearsing = rehearser(say.response({"error": "not_found"}), say.response({"error": "invalid_id"}))
+    _, missing = await ask(await rehearsing.environment(), call())
     given, handed = await ask(await rehearsing.environment(), call())
-    assert own.learn is Learn.POLICY
-    assert given.shared
-    assert handed.learn is Learn.ANCHOR
+    _, malformed = await ask(await rehearsing.environment(), call(order_id="W111111"))
+    assert missing.learn is Learn.ANCHOR
+    assert (given.shared, handed.learn) == (True, Learn.ANCHOR)
+    assert malformed.learn is Learn.POLICY
 
 
 async def test_after_a_write_on_the_same_order_the_lookup_is_not_shared(

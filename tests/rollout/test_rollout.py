@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from envace.rollout import Limits, rollout
 from envace.rollout.groups import Collector, Setting
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Expected, Scenario, read_environment
-from envace.types import Author, Learn, Role, StopReason, ToolCall, Trajectory
+from envace.types import Author, Group, Learn, Role, StopReason, ToolCall, Trajectory
 
 ORDER = {"order_id": "#W111111", "customer_id": "CU222222", "item": "lamp", "status": "pending", "total": 120}
 LOOKUP = {"order_id": "#W111111"}
@@ -168,8 +168,19 @@ async def collect(
     policy: ScriptedPolicy, worker: Worker, spec: EnvironmentSpec, tasks: list[Scenario]
 ) -> list[Trajectory]:
     collector = Collector(policy, worker, {spec.id: spec}, Setting(answers="executable", reward="real"))
-    groups = await collector.groups(tasks, size=1, seed=(0,))
+    groups = await settled(collector.groups(tasks, size=1, seed=(0,)))
     return [group.trajectories[0] for group in groups]
+
+
+async def settled(batch: Coroutine[Any, Any, list[Group]]) -> list[Group]:
+    """A batch; should it fail, its other rollouts still come to their end before the worker is closed under them."""
+    before = asyncio.all_tasks()
+    try:
+        return await batch
+    finally:
+        left = {task for task in asyncio.all_tasks() - before if getattr(task.get_coro(), "__name__", "") == "_one"}
+        if left:
+            await asyncio.wait(left, timeout=30)
 
 
 async def test_a_loop_in_a_tool_ends_its_own_rollout_and_no_other(deadly: EnvironmentSpec, form: Any, say: Any) -> None:
@@ -220,7 +231,7 @@ async def test_a_worker_that_fails_to_imagine_ends_no_batch(
             return await worker.imagine(environment)
 
     collector = Collector(script([say.reply("Done.")]), Failing(), {"retail": retail}, Setting())  # type: ignore[arg-type]
-    [group] = await collector.groups([cancel_task().public()], size=2, seed=(0,))
+    [group] = await settled(collector.groups([cancel_task().public()], size=2, seed=(0,)))
     assert [t.stop for t in group.trajectories] == [StopReason.INFRASTRUCTURE, StopReason.REPLIED]
     assert group.trajectories[0].reward is None
     assert group.trajectories[1].reward is not None

@@ -282,6 +282,17 @@ async def test_real_calls_are_counted_and_nothing_else_is(strict: Worker) -> Non
     assert strict.real_calls == 2
 
 
+async def test_a_closed_worker_stays_closed(hostile: EnvironmentSpec) -> None:
+    async with Worker([hostile.definition()]) as worker:
+        session = await opened(worker)
+    try:
+        with pytest.raises(SandboxError):
+            await session.call("put", {"id": "a"})
+        assert worker.generation == 1
+    finally:
+        await worker._stop()
+
+
 async def test_code_that_does_not_load_is_a_data_error(hostile: EnvironmentSpec) -> None:
     broken = {**hostile.definition(), "code": "raise RuntimeError('no')"}
     with pytest.raises(DataError, match=r"'hostile' does not load.*RuntimeError: no"):
