@@ -86,12 +86,12 @@ def share_cell(record: Mapping[str, Any]) -> Cell:
 def result_rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """Stage by stage one row a run, and the mean with its range where runs differ in their seed alone.
 
-    Warm-up and trained always have a row, so that what was not measured shows; `grpo-real` only where it ran.
+    Warm-up and trained always have a row, so that what was not measured shows; the others only where they ran.
     """
     rows = []
     for key, name in STAGES:
         stage = [(outcome, section(outcome.results, key)) for outcome in outcomes]
-        if key == "grpo_real":
+        if key in ("grpo_real", "evaluated"):
             stage = [(outcome, result) for outcome, result in stage if result]
         if len(stage) > 1 and all(result and result == stage[0][1] for _, result in stage):
             rows.append(Row(stage=name, run=EVERY_RUN, cells=_cells(stage[0][1])))

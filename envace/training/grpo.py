@@ -158,7 +158,8 @@ class Trainer:
             record = trajectory.to_json()
             for segment, data in zip(trajectory.segments, record["segments"], strict=True):
                 data["text"] = decode(segment.ids)
-            records.append({"kind": "train", "update": number, **record})
+            # `kind` of a record says what it is; the kind of task moves aside.
+            records.append({**record, "task": record["kind"], "kind": "train", "update": number})
         self.folder.log_trajectories(records)
 
     async def _evaluate(self, number: int) -> None:
