@@ -57,8 +57,8 @@ class LimitsSection(Section):
     """Where a rollout ends if it does not end by itself."""
 
     max_steps: int = Field(10, ge=1)
-    max_length: int = Field(320, ge=8)
-    max_step_tokens: int = Field(64, ge=1)
+    max_length: int = Field(448, ge=8)
+    max_step_tokens: int = Field(96, ge=1)
 
 
 class LossSection(Section):

@@ -62,7 +62,7 @@ async def ask(environment: RehearsedEnvironment, asked: ToolCall) -> tuple[Excha
     """The exchange and the segment it left."""
     transcript = new_transcript()
     # Who waits for a key that nobody frees would wait for ever.
-    exchange = await asyncio.wait_for(environment.respond(asked, transcript), 20)
+    exchange = await asyncio.wait_for(environment.respond(asked, transcript), 5)
     assert exchange is not None
     return exchange, transcript.segments[-1]
 
@@ -185,7 +185,7 @@ async def test_a_contradicting_response_is_not_stored(rehearser: Callable[..., R
 async def test_what_does_not_exist_is_dice_but_what_the_rules_say_is_learned(
     rehearser: Callable[..., Rehearser], say: Any
 ) -> None:
-    # Whether there is an order is the world's to say, as its status is; that an id without its mark is invalid is a rule.
+    # Whether there is an order is the world's to say, as its status is; that an id needs its mark is a rule.
     rehearsing = rehearser(say.response({"error": "not_found"}), say.response({"error": "invalid_id"}))
     _, missing = await ask(await rehearsing.environment(), call())
     given, handed = await ask(await rehearsing.environment(), call())
@@ -255,8 +255,9 @@ async def test_a_response_that_is_cut_is_no_answer_and_frees_the_key(
     rehearser: Callable[..., Rehearser], say: Any
 ) -> None:
     rehearsing = rehearser(say.response(ORDER), say.response(ORDER))
-    assert await (await rehearsing.environment(max_tokens=3)).respond(call(), new_transcript()) is None
-    assert await (await rehearsing.environment(max_length=3)).respond(call(), new_transcript()) is None
+    for limit in ({"max_tokens": 3}, {"max_length": 3}):
+        cut = await rehearsing.environment(**limit)
+        assert await asyncio.wait_for(cut.respond(call(), new_transcript()), 5) is None
     exchange, _ = await ask(await rehearsing.environment(), call())
     assert exchange.response == ORDER
 
