@@ -72,7 +72,7 @@ async def _rehearse(
     text = form.response_text(step.ids)
     try:
         return Comparison(probe=probes[position], rehearsed=json.loads(text or ""), readable=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Comparison(probe=probes[position], rehearsed=None, readable=False)
 
 

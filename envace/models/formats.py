@@ -87,7 +87,8 @@ class StarterFormat:
 
     def text(self, text: str) -> list[int]:
         """Ids of a text of others: what looks like a control token in it stays text."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        writable = text.encode("utf-8", "replace").decode()
+        ids: list[int] = self.tokenizer.encode(writable, add_special_tokens=False, split_special_tokens=True)
         return ids
 
     def open(self, tools: Sequence[ToolSpec], instruction: str) -> list[int]:

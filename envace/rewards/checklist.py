@@ -39,7 +39,7 @@ class SchemaObserver:
         rows = response if isinstance(response, list) else [response]
         shaped = all(self._validators[table].is_valid(row) for row in rows)
         if not isinstance(response, list) and shaped:
-            shaped = response[self._spec.tables[table]["key"]] in arguments.values()
+            shaped = response.get(self._spec.tables[table]["key"]) in arguments.values()
         consistency = Consistency.CONSISTENT if shaped else Consistency.INCONSISTENT
         return {"consistency": consistency.value, "new": True}
 

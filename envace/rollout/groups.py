@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -73,10 +74,13 @@ class Collector:
     async def _one(
         self, scenario: Scenario, world: GroupWorld, *, group: int, index: int, seed: tuple[int, ...]
     ) -> Trajectory:
-        """One rollout, graded."""
+        """One rollout, graded. What fails before, within or after it is its own stop reason."""
         spec, setting = self.specs[scenario.environment], self.setting
         transcript = Transcript(self.policy.format.open(spec.tools, scenario.instruction), random=random_stream(*seed))
-        session = await self._imagine(spec)
+        try:
+            session = await self._imagine(spec)
+        except SandboxError as error:
+            return _failed(scenario, error, group=group, index=index)
         environment = self._environment(spec, scenario, world, session)
         trajectory = await rollout(
             self.policy,
@@ -91,13 +95,19 @@ class Collector:
         try:
             if trajectory.stop is not StopReason.INFRASTRUCTURE:
                 await self._grade(scenario, spec, trajectory, environment, session)
-            await environment.close()
-            if session is not None:
-                await self.policy.hold(session.close())
         except SandboxError as error:
             trajectory.stop, trajectory.error = StopReason.INFRASTRUCTURE, f"{type(error).__name__}: {error}"
             trajectory.reward = None
+        finally:
+            await self._close(environment, session)
         return trajectory
+
+    async def _close(self, environment: Environment, session: Session | None) -> None:
+        """Free the worker's side; a worker that is gone has freed it already."""
+        with contextlib.suppress(SandboxError):
+            await environment.close()
+            if session is not None:
+                await self.policy.hold(session.close())
 
     async def _imagine(self, spec: EnvironmentSpec) -> Session | None:
         """The imagined world that judges this rollout's responses, where the setting has one."""
@@ -168,3 +178,15 @@ class Collector:
             slips=["ignore_rule"] if trusting else [],
         )
         return procedure
+
+
+def _failed(scenario: Scenario, error: Exception, *, group: int, index: int) -> Trajectory:
+    """A trajectory that never began."""
+    return Trajectory(
+        scenario_id=scenario.id,
+        environment_id=scenario.environment,
+        kind=scenario.kind,
+        group=group,
+        index=index,
+        error=f"{type(error).__name__}: {error}",
+    )

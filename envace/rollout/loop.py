@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from envace.envs import Environment, invalid_call
-from envace.errors import SandboxError
+from envace.errors import ModelError, SandboxError
 from envace.models.parsing import Parsed
 from envace.models.policy import Policy
 from envace.models.transcripts import Transcript
@@ -53,7 +53,7 @@ async def rollout(
     try:
         await environment.open()
         trajectory.stop = await _act(policy, environment, transcript, trajectory, limits, temperature)
-    except SandboxError as error:
+    except (SandboxError, ModelError) as error:
         trajectory.stop, trajectory.error = StopReason.INFRASTRUCTURE, f"{type(error).__name__}: {error}"
     finally:
         policy.end(transcript)

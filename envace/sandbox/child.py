@@ -11,6 +11,7 @@ with limits, **not yet a security boundary**: code here can still read files and
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
 import random
@@ -45,6 +46,7 @@ class Definition:
         self.tables: dict[str, Any] = request["tables"]
         self.lookups: dict[str, str] = request["lookups"]
         self.tools: set[str] = set(request["tools"])
+        self.positional = {name: _positional_only(getattr(self.entry, name)) for name in self.tools}
 
     def build(self, state: dict[str, Any]) -> Any:
         """An instance in a given opening state: constructed empty, then every table set."""
@@ -57,12 +59,16 @@ class Definition:
         """Call a listed tool; whatever it raises is an observation. The result is plain JSON data."""
         if name not in self.tools:
             return {"error": "unknown_tool"}
+        named = copy.deepcopy(arguments)
         try:
-            result = getattr(instance, name)(**copy.deepcopy(arguments))
+            given = [named.pop(argument) for argument in self.positional.get(name, ()) if argument in named]
+            result = getattr(instance, name)(*given, **named)
             text = json.dumps(result)
         except TypeError as error:
             return {"error": "invalid_arguments", "detail": str(error)[:200]}
-        except Exception as error:  # noqa: BLE001 - a tool may raise anything, and that is what it answers
+        except Overtime:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a tool may raise anything, and that is what it answers
             return {"error": type(error).__name__, "detail": str(error)[:200]}
         if len(text) > MAX_RESPONSE_CHARACTERS:
             return {"error": "response_too_long"}
@@ -76,6 +82,12 @@ class Definition:
     def imagine(self) -> ImaginedWorld:
         """An empty imagined world under this environment's rules."""
         return ImaginedWorld(self.build, tables=self.tables, lookups=self.lookups, call=self.call, solve=self.solve)
+
+
+def _positional_only(method: Any) -> list[str]:
+    """Names of the arguments that cannot be given by name, without `self`."""
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY]
 
 
 class Server:

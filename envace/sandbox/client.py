@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -33,23 +34,34 @@ class Worker:
         self._seconds, self._grace = seconds, grace
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, tuple[asyncio.subprocess.Process, asyncio.Future[Any]]] = {}
+        """Request -> the process it went to, and who waits: a late end of an old process must not hurt the new one."""
         self._ids = itertools.count()
         self._sessions = itertools.count()
         self._starting = asyncio.Lock()
         self._scratch = tempfile.TemporaryDirectory(prefix="envace-worker-")
+        self._closed = False
         self.generation = 0
         """How often a process was started; a session is valid within one generation."""
         self.real_calls = 0
         """Calls executed on a task's real state since the worker was made."""
 
     async def __aenter__(self) -> Worker:
-        await self._start()
+        try:
+            await self._start()
+        except BaseException:
+            await self._close()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        """End for good."""
+        self._closed = True
         await self._stop()
         self._scratch.cleanup()
 
@@ -81,9 +93,8 @@ class Worker:
 
     async def _stop(self) -> None:
         process, self._process = self._process, None
-        if process is not None and process.returncode is None:
-            process.kill()
         if process is not None:
+            _kill(process)
             await process.wait()
         if self._reader is not None:
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -94,18 +105,24 @@ class Worker:
         try:
             while line := await process.stdout.readline():
                 answer = json.loads(line)
-                future = self._waiting.pop(answer["id"], None)
+                _, future = self._waiting.pop(answer["id"], (None, None))
                 if future is not None and not future.done():
                     future.set_result(answer)
         except (ValueError, KeyError):
-            process.kill()
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(WorkerDied("the worker process ended before it answered"))
-        self._waiting.clear()
+            _kill(process)
+        if self._process is process:
+            self._process = None  # the next request starts another
+        for number, (owner, future) in list(self._waiting.items()):
+            if owner is process:
+                del self._waiting[number]
+                if not future.done():
+                    future.set_exception(WorkerDied("the worker process ended before it answered"))
+        await process.wait()
 
-    async def ask(self, operation: str, *, seconds: float | None = None, **fields: Any) -> Any:
-        """Send one request and return its value.
+    async def ask(
+        self, operation: str, *, seconds: float | None = None, generation: int | None = None, **fields: Any
+    ) -> Any:
+        """Send one request and return its value; `generation` names the process it must go to.
 
         Raises:
             DeadlineError: The code behind it did not finish in time.
@@ -113,22 +130,29 @@ class Worker:
             SandboxError: The request was refused, or environment code failed outside a tool call.
         """
         async with self._starting:
+            if self._closed:
+                raise WorkerDied(f"{operation}: the worker is closed")
             if self._process is None or self._process.returncode is not None:
                 await self._start()
+        if generation not in (None, self.generation):
+            raise WorkerDied(f"{operation}: the worker of this session was replaced, its state is lost")
         return await self._send(operation, seconds or self._seconds, fields)
 
     async def _send(self, operation: str, seconds: float, fields: dict[str, Any]) -> Any:
         process = self._process
         assert process is not None and process.stdin is not None
         number = next(self._ids)
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = process, future
         request = {"id": number, "do": operation, "seconds": seconds, **fields}
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             queue = len(self._waiting)
             answer = await asyncio.wait_for(future, seconds * queue + self._grace)
         except asyncio.TimeoutError:
-            process.kill()
+            if self._process is process:
+                self._process = None
+            _kill(process)
             raise DeadlineError(f"{operation}: no answer within {seconds} s; the worker was killed") from None
         except (BrokenPipeError, ConnectionResetError):
             raise WorkerDied(f"{operation}: the worker process is gone") from None
@@ -163,9 +187,7 @@ class Session:
         self._worker, self.name, self.generation = worker, name, generation
 
     async def _ask(self, operation: str, **fields: Any) -> Any:
-        if self._worker.generation != self.generation:
-            raise WorkerDied(f"{operation}: the worker of this session was replaced, its state is lost")
-        return await self._worker.ask(operation, session=self.name, **fields)
+        return await self._worker.ask(operation, generation=self.generation, session=self.name, **fields)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """Execute a call on the real state; counted."""
@@ -193,5 +215,10 @@ class Session:
 
     async def close(self) -> None:
         """Free the session."""
-        if self._worker.generation == self.generation:
-            await self._worker.ask("close", session=self.name)
+        await self._ask("close")
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill a process that may have ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()

@@ -118,7 +118,8 @@ class ImaginedWorld:
         self._validators = {name: Draft202012Validator(table["record"]) for name, table in tables.items()}
         self._watch = Watch()
         self._opening: dict[str, dict[str, Any]] = {name: {} for name in tables}
-        self._searched: set[str] = set()
+        self._searched: dict[str, tuple[str, dict[str, Any]]] = {}
+        """Searches whose whole result is known, by their canonical text."""
         self._instance = self._fresh(self._watch)
 
     def _fresh(self, watch: Watch) -> Any:
@@ -137,12 +138,12 @@ class ImaginedWorld:
         missed = self._watch.missed
         agrees = same(replayed, response)
         if name in self._lookups:
-            if not agrees:
+            if not agrees or self._breaks_a_search(added):
                 self._forget(added)
                 return {"consistency": INCONSISTENT, "new": bool(missed or added)}
             fresh_search = self._watch.scanned and call_key(name, arguments) not in self._searched
             if self._watch.scanned:
-                self._searched.add(call_key(name, arguments))
+                self._searched[call_key(name, arguments)] = name, arguments
             self._watch.absent |= missed
             return {"consistency": CONSISTENT, "new": bool(added or missed or fresh_search)}
         if missed:
@@ -160,13 +161,26 @@ class ImaginedWorld:
         live = getattr(self._instance, table)
         added = []
         for row in rows:
-            key = row[self._tables[table]["key"]]
+            key: Any = row.get(self._tables[table]["key"])
+            if not isinstance(key, str | int):
+                continue
             if dict.__contains__(live, key) or (table, key) in self._watch.absent:
                 continue
             dict.__setitem__(live, key, copy.deepcopy(row))
             self._opening[table][key] = copy.deepcopy(row)
             added.append((table, key))
         return added
+
+    def _breaks_a_search(self, added: list[tuple[str, str]]) -> bool:
+        """Whether a record just shown should have stood in the result of an earlier search."""
+        for name, arguments in self._searched.values() if added else ():
+            table = self._lookups[name]
+            rows = self._call(self._fresh(Watch()), name, arguments)
+            field = self._tables[table]["key"]
+            found = {row.get(field) for row in rows if isinstance(row, dict)} if isinstance(rows, list) else set()
+            if any(where == table and key in found for where, key in added):
+                return True
+        return False
 
     def _forget(self, added: list[tuple[str, str]]) -> None:
         for table, key in added:

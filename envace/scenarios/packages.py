@@ -101,7 +101,7 @@ def load_package(folder: Path) -> Package:
 def read_scenarios(path: Path) -> Iterator[Scenario]:
     """Read scenarios, one JSON object a line. Raises DataError with the line number."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON text may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path}: {error}") from None
     seen: set[str] = set()
@@ -170,9 +170,13 @@ def _literal(path: Path, entry: ast.ClassDef, name: str, default: Any) -> Any:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             try:
-                return ast.literal_eval(node.value)  # type: ignore[attr-defined]
-            except ValueError:
+                value = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+            except (ValueError, TypeError):
                 raise DataError(f"{path}:{node.lineno}: {name} must be a literal; it is read, not run.") from None
+            if not isinstance(value, type(default) if isinstance(default, dict) else (tuple, list)):
+                kind = "a mapping" if isinstance(default, dict) else "a tuple of sentences"
+                raise DataError(f"{path}:{node.lineno}: {name} must be {kind}, not a {type(value).__name__}.")
+            return value
     return default
 
 
@@ -182,8 +186,9 @@ def _is_tool(node: ast.stmt) -> bool:
 
 def _tool(node: ast.stmt, lookups: dict[str, str]) -> ToolSpec:
     assert isinstance(node, ast.FunctionDef)
-    arguments = node.args.args[1:] + node.args.kwonlyargs
-    optional = {argument.arg for argument in node.args.args[len(node.args.args) - len(node.args.defaults) :]}
+    positional = node.args.posonlyargs + node.args.args
+    arguments = positional[1:] + node.args.kwonlyargs
+    optional = {argument.arg for argument in positional[len(positional) - len(node.args.defaults) :]}
     optional |= {a.arg for a, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if default}
     return ToolSpec(
         name=node.name,
@@ -206,5 +211,14 @@ def _schema(annotation: ast.expr | None) -> dict[str, Any]:
 
 
 def dump_line(value: Any) -> str:
-    """One compact JSON line, as tool results are shown to a policy."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    """One compact JSON line, as tool results are shown to a policy; what UTF-8 cannot write is escaped."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text if text.isprintable() or _writable(text) else json.dumps(value, separators=(",", ":"))
+
+
+def _writable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -117,6 +117,8 @@ def verify(path: Path) -> None:
         return
     try:
         hashes = json.loads(manifest.read_text())
+        if not isinstance(hashes, dict):
+            raise ValueError(f"{MANIFEST} is not a JSON object")
         for name, expected in hashes.items():
             if _hash(path / name) != expected:
                 raise ModelError(
@@ -145,8 +147,7 @@ def _whole(path: Path, write: Any) -> None:
         write(partial)
         hashes = {file.name: _hash(file) for file in sorted(partial.iterdir()) if file.is_file()}
         (partial / MANIFEST).write_text(json.dumps(hashes, indent=1))
-        shutil.rmtree(path, ignore_errors=True)
-        os.replace(partial, path)
+        _swap(partial, path)
     except (
         OSError,
         RuntimeError,
@@ -154,6 +155,21 @@ def _whole(path: Path, write: Any) -> None:
     ) as error:  # torch and safetensors have their own words for a full disk
         shutil.rmtree(partial, ignore_errors=True)
         raise RunError(f"cannot write {path}: {error}. Checkpoints written before are intact.") from error
+
+
+def _swap(new: Path, path: Path) -> None:
+    """Put a folder in the place of an older one, which is back if that fails."""
+    older = path.with_name(path.name + ".older")
+    shutil.rmtree(older, ignore_errors=True)
+    if path.exists():
+        os.replace(path, older)
+    try:
+        os.replace(new, path)
+    except OSError:
+        if older.exists():
+            os.replace(older, path)
+        raise
+    shutil.rmtree(older, ignore_errors=True)
 
 
 def _hash(path: Path) -> str:

@@ -22,7 +22,7 @@ RewardChoice = Literal["contract", "checklist", "trusting"]
 class Section(BaseModel):
     """A part of a recipe."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataSection(Section):
@@ -34,7 +34,7 @@ class DataSection(Section):
     """Held-out scenarios of the trained domains: other seeds, wordings and combinations."""
     unseen: int = Field(100, ge=0)
     """Scenarios of domains that are never trained on (starter world only)."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Seed of the scenarios, apart from the seed of the run."""
 
 
@@ -92,7 +92,7 @@ class Recipe(Section):
 
     name: str = "starter"
     """Name of the run folder, under `runs/`."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     """Seed of sampling, data order and initialisation."""
     world: str | list[str] = "starter"
     """`starter`, or one or more folders of environment packages."""

@@ -89,7 +89,7 @@ def sft_step(
     model.train()
     loss = supervised_loss(model, rows, pad_id)
     if not torch.isfinite(loss):
-        raise TrainingError(f"The loss at step {step} is {float(loss)}: lower sft.lr or sft.matrix_lr.")
+        raise TrainingError(f"The loss at step {step} is {float(loss.detach())}: lower sft.lr or sft.matrix_lr.")
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step(schedule(step, steps))

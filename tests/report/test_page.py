@@ -210,7 +210,7 @@ def test_bytes_that_are_no_text_are_named(run: Path):
     first, *rest = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(first + b"\xff\xfe\n" + b"".join(rest))
 
-    with pytest.raises(RunError, match=r"trajectories\.jsonl is not UTF-8"):
+    with pytest.raises(RunError, match=r"trajectories\.jsonl:\d+ is not UTF-8"):
         report([run])
 
 
