@@ -162,7 +162,7 @@ class ImaginedWorld:
         added = []
         for row in rows:
             key: Any = row.get(self._tables[table]["key"])
-            if not isinstance(key, str | int):
+            if not isinstance(key, str):
                 continue
             if dict.__contains__(live, key) or (table, key) in self._watch.absent:
                 continue
