@@ -20,7 +20,12 @@ from envace.starter.scenarios import starter_scenarios, starter_specs
 from envace.starter.world import folder
 from envace.types import Role
 
-torch.set_num_threads(1)
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """A recipe run in this process may have asked for more threads; on shared cores these slow small models tenfold."""
+    torch.set_num_threads(1)
+
 
 TEXTS = [
     'get_order {"order_id":"#W123456"} {"status":"pending","total":120,"item":"lamp"} Done, refund 120.',
@@ -41,6 +46,7 @@ def new_tiny(form: StarterFormat) -> Callable[..., LlamaForCausalLM]:
     """Makes a tiny Llama with grouped key heads; its weights are large enough that its choices vary."""
 
     def build(seed: int = 0) -> LlamaForCausalLM:
+        torch.set_num_threads(1)  # fixtures of a module come before `one_thread`
         torch.manual_seed(seed)
         config = LlamaConfig(
             vocab_size=len(form.tokenizer),
