@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,11 +51,12 @@ async def evaluate_policy(
     limits: Limits,
     temperature: float,
     seed: int = 0,
+    first: int = 0,
 ) -> Evaluation:
-    """Try every scenario once in the executable environment."""
+    """Try every scenario once in the executable environment; `first` numbers the first one in a larger evaluation."""
     attempts = [
         _attempt(policy, scenario, specs[scenario.environment], worker, limits, temperature, (seed, index))
-        for index, scenario in enumerate(scenarios)
+        for index, scenario in enumerate(scenarios, first)
     ]
     return Evaluation(attempts=list(await asyncio.gather(*attempts)))
 
@@ -75,9 +77,10 @@ async def _attempt(
     if trajectory.stop is not StopReason.INFRASTRUCTURE and environment.session is not None:
         try:
             final_state = await policy.hold(environment.session.state())
-            await environment.close()
         except SandboxError as error:
-            trajectory.error = f"{type(error).__name__}: {error}"
+            trajectory.stop, trajectory.error = StopReason.INFRASTRUCTURE, f"{type(error).__name__}: {error}"
+    with contextlib.suppress(SandboxError):
+        await environment.close()
     checks = task_checks(scenario, trajectory, final_state, spec)
     if trajectory.stop is StopReason.INFRASTRUCTURE:  # nobody's fault but ours: no verdict on the policy
         checks = [Check(id=check.id, question=check.question, verdict=Verdict.UNAVAILABLE) for check in checks]

@@ -118,9 +118,14 @@ class RehearsedEnvironment:
         key = self._key(call)
         known = await self._world.find(key)
         if known is not None:
+            handed, _ = await self._judged(call, known, shared=True)
+            if handed.consistency is Consistency.INCONSISTENT:
+                # What this rollout has done or seen rules the response out (a payment changed the account, say),
+                # although the key could not tell.
+                return await self._sample(call, transcript, lookup=True)
             self._world.shared_tokens += len(known)
-            transcript.give(known, Author.TOOL, learn=Learn.ANCHOR)
-            return await self._exchange(call, known, shared=True)
+            transcript.give(known, Author.TOOL, learn=Learn.NOTHING if self._lookup_gradient else Learn.ANCHOR)
+            return handed
         keep: list[int] | None = None
         try:
             exchange = await self._sample(call, transcript, lookup=True)
@@ -143,10 +148,6 @@ class RehearsedEnvironment:
         exchange, new = await self._judged(call, step.ids)
         if lookup and new and exchange.consistency is Consistency.CONSISTENT and not self._lookup_gradient:
             segment.learn = Learn.ANCHOR
-        return exchange
-
-    async def _exchange(self, call: ToolCall, ids: Sequence[int], *, shared: bool) -> Exchange:
-        exchange, _ = await self._judged(call, ids, shared=shared)
         return exchange
 
     async def _judged(self, call: ToolCall, ids: Sequence[int], *, shared: bool = False) -> tuple[Exchange, bool]:

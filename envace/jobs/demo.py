@@ -79,7 +79,8 @@ def _arm(recipe: Recipe, out: Path, resume: bool, display: Display) -> tuple[dic
     """Train one arm and evaluate it."""
     display.say(f"training by {recipe.arm}")
     if resume and (out / MODEL_FOLDER).exists():
-        summary = train_summary(recipe, RunFolder.open(out), 0.0)
+        folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=True)
+        summary = train_summary(recipe, folder, 0.0)
     else:
         summary = train(recipe, out=out, resume=resume and out.exists(), display=display)
     display.say("evaluating the trained policy")

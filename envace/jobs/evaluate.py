@@ -116,6 +116,7 @@ async def try_scenarios(
             limits=recipe.rollout_limits(),
             temperature=recipe.eval.temperature,
             seed=recipe.seed,
+            first=start,
         )
         attempts += evaluation.attempts
         wins = sum(attempt.success is True for attempt in attempts)
@@ -220,7 +221,7 @@ async def rehearsals(
 
 def _invalid(step: dict[str, Any]) -> bool:
     """Whether a call was answered before the environment."""
-    return is_error(step["response"]) and step["response"]["error"] in ("unknown_tool", "invalid_arguments")
+    return is_error(step["response"]) and step["response"].get("error") in ("unknown_tool", "invalid_arguments")
 
 
 def _executed(attempt: Attempt) -> dict[str, Any]:

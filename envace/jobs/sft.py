@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from envace.errors import RunError
 from envace.jobs.display import Display, Silent
 from envace.jobs.models import MODEL_FOLDER, load
 from envace.jobs.worlds import World, open_world
@@ -57,6 +58,8 @@ async def _sft(recipe: Recipe, out: Path, resume: bool, display: Display) -> dic
     started = time.perf_counter()
     async with open_world(recipe) as world:
         folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume)
+        if (folder.path / MODEL_FOLDER).exists():
+            raise RunError(f"{out} is finished: all {recipe.sft.steps} steps are done. Ask for more in another run.")
         scenarios, demonstrations = await _demonstrations(recipe, world, display)
         loaded = _student(recipe, world, scenarios, demonstrations)
         rows = [
@@ -65,6 +68,7 @@ async def _sft(recipe: Recipe, out: Path, resume: bool, display: Display) -> dic
         ]
     tokens, losses = _train(recipe, folder, loaded, rows, display)
     save_model(folder.path / MODEL_FOLDER, loaded, dtype=torch.bfloat16 if recipe.model == "new" else torch.float32)
+    prune(folder.checkpoints, 0, prefix="sft")
     seconds = time.perf_counter() - started
     return {
         "run": str(folder.path),
@@ -138,7 +142,6 @@ def _train(
             prune(folder.checkpoints, 1, prefix="sft")
         display.advance("warm-up", step, f"loss {record['loss']:.3f}")
     display.finish("warm-up")
-    prune(folder.checkpoints, 0, prefix="sft")
     return tokens, losses
 
 

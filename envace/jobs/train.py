@@ -56,9 +56,9 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
         display.start("training", recipe.updates)
         await trainer.run()
         display.finish("training")
+        save_model(folder.path / MODEL_FOLDER, loaded)
         shown = await judge.scenarios("heldout", SHOWN_REHEARSALS)
         folder.log_trajectories(await rehearsals(recipe, judge, loaded, shown, update=recipe.updates))
-    save_model(folder.path / MODEL_FOLDER, loaded)
     return train_summary(recipe, folder, time.perf_counter() - started)
 
 
@@ -75,9 +75,10 @@ def _check_oracle(recipe: Recipe, world: World) -> None:
 async def _trainer(
     recipe: Recipe, folder: RunFolder, loaded: Loaded, world: World, judge: World, display: Display
 ) -> Trainer:
-    scenarios = await world.scenarios("train", recipe.data.train)
+    # Drawing scenarios runs the oracle on their states. The judge's worker does it, so that the one that training
+    # talks to has never held a state.
+    scenarios = await judge.scenarios("train", recipe.data.train)
     if recipe.arm != "grpo-real":
-        # From here on nobody in training holds an opening state or a right ending.
         scenarios = [scenario.public() for scenario in scenarios]
     tuning = await judge.scenarios("tuning", recipe.eval.scenarios)
 
@@ -86,9 +87,8 @@ async def _trainer(
 
     def progress(record: dict[str, Any]) -> None:
         if record["kind"] == "eval":
-            display.say(
-                f"update {record['update']}: real success {record['success']:.3f} of {record['n']} held-out scenarios"
-            )
+            share = "undecided" if record["success"] is None else f"{record['success']:.3f}"
+            display.say(f"update {record['update']}: real success {share} of {record['n']} held-out scenarios")
         else:
             display.advance("training", record["update"], _note(record))
 

@@ -71,7 +71,11 @@ def _packages(recipe: Recipe) -> list[Package] | None:
         return None
     if not names or STARTER in names:
         raise ConfigError(f"world is {recipe.world!r}: name `starter`, or one or more package folders.")
-    return [load_package(Path(name)) for name in names]
+    packages = [load_package(Path(name)) for name in names]
+    twice = {p.spec.id for p in packages if sum(q.spec.id == p.spec.id for q in packages) > 1}
+    if twice:
+        raise ConfigError(f"world names two packages {sorted(twice)[0]!r}; the folder's name is the id, so rename one.")
+    return packages
 
 
 def _split(scenarios: Sequence[Scenario], wanted: str) -> list[Scenario]:

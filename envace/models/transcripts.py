@@ -13,9 +13,10 @@ def random_stream(*path: int) -> np.random.Generator:
     """A generator that depends on the path alone, e.g. (seed, update, scenario, rollout).
 
     Every trajectory draws from a stream of its own, so what it samples does not depend on which others share its
-    batch, and a resumed run draws what the first would have drawn.
+    batch, and a resumed run draws what the first would have drawn. The length of the path is part of the seed: without
+    it, (3, 5) and (3, 5, 0) would be one stream.
     """
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(path)))
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((len(path), *path))))
 
 
 class Transcript:

@@ -37,7 +37,7 @@ class SchemaObserver:
         if table is None:
             return {"consistency": Consistency.UNDETERMINED.value, "new": False}
         rows = response if isinstance(response, list) else [response]
-        shaped = all(self._validators[table].is_valid(row) for row in rows)
+        shaped = all(isinstance(row, dict) and self._validators[table].is_valid(row) for row in rows)
         if not isinstance(response, list) and shaped:
             shaped = response.get(self._spec.tables[table]["key"]) in arguments.values()
         consistency = Consistency.CONSISTENT if shaped else Consistency.INCONSISTENT

@@ -89,6 +89,8 @@ class Worker:
                 await self._send("load", 20.0, definition)
             except SandboxError as error:
                 await self._stop()
+                if self.generation > 1:
+                    raise WorkerDied(f"the replaced worker does not load {name!r}: {error}") from None
                 raise DataError(f"environment {name!r} does not load: {error}") from None
 
     async def _stop(self) -> None:

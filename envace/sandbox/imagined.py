@@ -146,7 +146,8 @@ class ImaginedWorld:
                 self._searched[call_key(name, arguments)] = name, arguments
             self._watch.absent |= missed
             return {"consistency": CONSISTENT, "new": bool(added or missed or fresh_search)}
-        if missed:
+        partial = self._watch.scanned and call_key(name, arguments) not in self._searched
+        if missed or partial:
             return {"consistency": UNDETERMINED, "new": False}
         return {"consistency": CONSISTENT if agrees else INCONSISTENT, "new": False}
 
