@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> None:
     for arm in options.arms.split(","):
         own = [row["success"] for row in rows if row["arm"] == arm]
         print(f"{arm:<14} mean {sum(own) / len(own):.3f}  min {min(own):.3f}  max {max(own):.3f}")
+    if options.plot:
+        _plot(options, rows)
     print(json.dumps({"bench": "study", "updates": options.updates, "train": options.train, "rows": rows}))
 
 
@@ -49,6 +51,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--heldout", type=int, default=500)
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--plot", type=Path, help="write a picture of the curves there")
     parser.add_argument("--set", action="append", default=[], help="further key=value of the recipe")
     return parser.parse_args(arguments)
 
@@ -78,12 +81,43 @@ def _run(options: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
         "seed": seed,
         **{key: result[key] for key in ("success", "n", "ci", "do", "decline", "fidelity", "unseen")},
         "curve": [evaluation["success"] for evaluation in evaluations],
+        "success_curve": [(evaluation["update"], evaluation["success"]) for evaluation in evaluations],
+        "reward_curve": _smooth(updates, "reward"),
+        "feasible_curve": _smooth(updates, "feasible_share"),
         "best": max(evaluation["success"] for evaluation in evaluations),
         "reward": [_mean(updates[:tenth], "reward"), _mean(updates[-tenth:], "reward")],
         "feasible": [_mean(updates[:tenth], "feasible_share"), _mean(updates[-tenth:], "feasible_share")],
         "real_calls": sum(update["real_calls"] for update in updates),
         "sampled_tokens": sum(update["sampled_tokens"] for update in updates),
     }
+
+
+def _plot(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Real success and feasible share over updates: thin lines are seeds, thick ones their mean."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
+    titles = ("Held-out real success", "Reward", "Worlds in which the request can be done")
+    for panel, title, key in zip(panels, titles, ("success", "reward_curve", "feasible_curve"), strict=True):
+        for colour, arm in zip(("#0072B2", "#D55E00", "#009E73", "#CC79A7"), options.arms.split(","), strict=False):
+            curves = [row["success_curve"] if key == "success" else row[key] for row in rows if row["arm"] == arm]
+            for curve in curves:
+                panel.plot(*zip(*curve, strict=True), color=colour, linewidth=0.6, alpha=0.45)
+            mean = [(curves[0][i][0], sum(c[i][1] for c in curves) / len(curves)) for i in range(len(curves[0]))]
+            panel.plot(*zip(*mean, strict=True), color=colour, linewidth=2.2, label=arm)
+        panel.set(title=title, xlabel="update", ylim=(0, 1))
+        panel.grid(alpha=0.25)
+    panels[0].legend(frameon=False)
+    figure.savefig(options.plot, dpi=110)
+
+
+def _smooth(records: list[dict[str, Any]], key: str, width: int = 5) -> list[tuple[int, float]]:
+    """Means of consecutive updates."""
+    chunks = [records[i : i + width] for i in range(0, len(records), width)]
+    return [(chunk[-1]["update"], _mean(chunk, key) or 0.0) for chunk in chunks]
 
 
 def _envace(*arguments: str) -> None:
