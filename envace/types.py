@@ -76,6 +76,11 @@ class Consistency(str, Enum):
     """It depends on records that this rehearsal has never shown."""
 
 
+def is_error(response: Json) -> bool:
+    """Whether a tool's response reports an error: an object with `error`, or with `success` false."""
+    return isinstance(response, dict) and ("error" in response or response.get("success") is False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ToolSpec:
     """One tool as the policy sees it."""

@@ -175,8 +175,3 @@ def _load(text: str | None) -> tuple[Any, bool]:
         return json.loads(text), False
     except (ValueError, RecursionError):
         return None, True
-
-
-def is_error(response: Any) -> bool:
-    """Whether a response reports an error: an object with `error`, or with `success` false."""
-    return isinstance(response, dict) and ("error" in response or response.get("success") is False)

@@ -17,7 +17,7 @@ from envace.models.transcripts import Transcript, random_stream
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario
 from envace.scenarios.packages import dump_line
-from envace.types import Role, ToolCall, Trajectory
+from envace.types import Role, ToolCall, Trajectory, is_error
 
 
 async def record_probes(worker: Worker, spec: EnvironmentSpec, episode: Sequence[Mapping[str, Any]]) -> list[Probe]:
@@ -29,8 +29,7 @@ async def record_probes(worker: Worker, spec: EnvironmentSpec, episode: Sequence
         determined = await world.determined(call.name, call.arguments)
         probes.append(Probe(call=call, real=step["response"], determined=determined, after_change=changed))
         await world.observe(call.name, call.arguments, step["response"])
-        failed = isinstance(step["response"], dict) and "error" in step["response"]
-        changed = changed or (call.name not in spec.lookups and not failed)
+        changed = changed or (call.name not in spec.lookups and not is_error(step["response"]))
     await world.close()
     return probes
 

@@ -13,7 +13,6 @@ import torch
 
 from envace.benchmarks import evaluate_policy, summarise
 from envace.benchmarks.real import Attempt
-from envace.envs.rehearsed import is_error
 from envace.fidelity import fidelity_scores, measure, record_probes, replay
 from envace.jobs.display import Display, Silent
 from envace.jobs.models import load
@@ -28,7 +27,7 @@ from envace.scenarios.packages import dump_line
 from envace.training.checkpoints import Loaded
 from envace.training.demonstrations import demonstrate
 from envace.training.recipe import Recipe
-from envace.types import Role
+from envace.types import Role, is_error
 
 BATCH = 128
 """Scenarios tried at once."""

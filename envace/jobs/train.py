@@ -13,9 +13,10 @@ from envace.benchmarks import summarise
 from envace.errors import ConfigError, RunError
 from envace.jobs.display import Display, Silent
 from envace.jobs.evaluate import rehearsals, try_scenarios
-from envace.jobs.models import MODEL_FOLDER, load
+from envace.jobs.models import MODEL_FOLDER, load, resolve
 from envace.jobs.worlds import World, open_world
 from envace.runs import RunFolder
+from envace.runs.folder import data_hash
 from envace.training.checkpoints import Loaded, save_model
 from envace.training.grpo import Trainer
 from envace.training.recipe import Recipe
@@ -46,7 +47,7 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
     async with open_world(recipe) as world, open_world(recipe) as judge:
         _check_oracle(recipe, world)
         # The folder comes last: a mistake in the recipe leaves nothing behind.
-        folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume)
+        folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume, inputs=_inputs(recipe, world))
         trainer = await _trainer(recipe, folder, loaded, world, judge, display)
         done = trainer.resume()
         if done >= recipe.updates and (folder.path / MODEL_FOLDER).exists():
@@ -60,6 +61,16 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
         shown = await judge.scenarios("heldout", SHOWN_REHEARSALS)
         folder.log_trajectories(await rehearsals(recipe, judge, loaded, shown, update=recipe.updates))
     return train_summary(recipe, folder, time.perf_counter() - started)
+
+
+def _inputs(recipe: Recipe, world: World) -> dict[str, str]:
+    """Hashes of what the recipe names by a path."""
+    scenarios = [s.model_dump_json() for package in world.packages or () for s in package.scenarios]
+    return {
+        "environments": data_hash([spec.code for spec in world.specs.values()]),
+        "scenarios": data_hash(scenarios),
+        "model": data_hash([f.read_bytes().hex() for f in sorted(resolve(recipe.model).glob("*.safetensors"))]),
+    }
 
 
 def _check_oracle(recipe: Recipe, world: World) -> None:

@@ -115,9 +115,12 @@ class LocalPolicy:
                 self._prefill()
                 self._tick()
         except Exception as error:  # noqa: BLE001 - whoever waits must learn of it; nobody else would
+            failure = (
+                error if isinstance(error, ModelError) else ModelError(f"sampling: {type(error).__name__}: {error}")
+            )
             for request in list(self._requests.values()):
                 if not request.future.done():
-                    request.future.set_exception(error)
+                    request.future.set_exception(failure)
             self._requests.clear()
 
     async def _settle(self) -> None:

@@ -18,7 +18,7 @@ from jsonschema.validators import Draft202012Validator
 from envace.rewards.contract import all_consistent
 from envace.rewards.parts import call_overlap
 from envace.scenarios import EnvironmentSpec, outcome_of, reply_holds
-from envace.types import Consistency, Trajectory
+from envace.types import Consistency, Trajectory, is_error
 
 
 class SchemaObserver:
@@ -27,11 +27,10 @@ class SchemaObserver:
     def __init__(self, spec: EnvironmentSpec) -> None:
         self._spec = spec
         self._validators = {name: Draft202012Validator(table["record"]) for name, table in spec.tables.items()}
-        self._seen: set[str] = set()
 
     async def observe(self, name: str, arguments: dict[str, Any], response: Any) -> dict[str, Any]:
         """CONSISTENT for an error or a well-formed record; responses of changing tools cannot be judged."""
-        if isinstance(response, dict) and "error" in response:
+        if is_error(response):
             return {"consistency": Consistency.CONSISTENT.value, "new": True}
         table = self._spec.lookups.get(name)
         if table is None:

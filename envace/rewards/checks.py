@@ -9,7 +9,7 @@ from envace.errors import DataError
 from envace.rewards.parts import call_overlap
 from envace.scenarios import EnvironmentSpec, Expected, Scenario, outcome_of, reply_holds
 from envace.scenarios.schema import Call
-from envace.types import ToolCall, Trajectory, Verdict
+from envace.types import ToolCall, Trajectory, Verdict, is_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def task_parts(
 
 def necessary_calls(expected: Expected, spec: EnvironmentSpec) -> list[Call]:
     """The oracle's successful changes, and the last look-up it made: the evidence for what its reply says."""
-    changes = [c for c in expected.calls if c.name not in spec.lookups and "error" not in _object(c.response)]
+    changes = [c for c in expected.calls if c.name not in spec.lookups and not is_error(c.response)]
     lookups = [c for c in expected.calls if c.name in spec.lookups]
     return changes + lookups[-1:]
 
@@ -74,10 +74,6 @@ def _necessary(trajectory: Trajectory, expected: Expected, spec: EnvironmentSpec
     return all(
         ToolCall(name=call.name, arguments=call.arguments).key() in made for call in necessary_calls(expected, spec)
     )
-
-
-def _object(response: Any) -> dict[str, Any]:
-    return response if isinstance(response, dict) else {}
 
 
 def _verdict(holds: bool) -> Verdict:

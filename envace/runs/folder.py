@@ -31,16 +31,24 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
 
     @classmethod
-    def create(cls, path: Path, config: dict[str, Any], *, resume: bool) -> RunFolder:
+    def create(
+        cls, path: Path, config: dict[str, Any], *, resume: bool, inputs: dict[str, str] | None = None
+    ) -> RunFolder:
         """Start a run, or go on with one.
 
+        Args:
+            path: The folder.
+            config: The resolved recipe.
+            resume: Whether to go on with a run that is there.
+            inputs: Hashes of what the recipe only names by a path (environments, scenarios, starting weights).
+
         Raises:
-            RunError: The folder holds a run and `resume` is not asked for, or a run of another recipe.
+            RunError: The folder holds a run and `resume` is not asked for, or a run of another recipe or other inputs.
         """
         folder = cls(path)
         if not folder.config_file.exists():
             folder.write_json(folder.config_file, config)
-            folder.write_json(path / "env.json", environment_facts())
+            folder.write_json(path / "env.json", {**environment_facts(), "inputs": inputs or {}})
             return folder
         if not resume:
             raise RunError(f"{path} already holds a run. Go on with it by --resume, or name another folder with --out.")
@@ -49,6 +57,13 @@ class RunFolder:
             raise RunError(
                 f"{path} is a run of another recipe; different: {', '.join(different)}. Resume with the recipe it "
                 "was started with, or name another folder with --out."
+            )
+        before = _read_object(path / "env.json").get("inputs", {}) if inputs else {}
+        changed = [name for name in before if before[name] != (inputs or {}).get(name)]
+        if changed:
+            raise RunError(
+                f"{path}: {', '.join(changed)} changed since the run was started, so it cannot go on as that run. "
+                "Restore what it was started with, or name another folder with --out."
             )
         return folder
 

@@ -119,13 +119,23 @@ def test_an_interrupted_training_goes_on(recipe: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     longer = [*TINY, "updates=400", "checkpoint_every=1"]
     command = [sys.executable, "-m", "envace", "train", recipe, *longer, "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # A runner in the background ignores Ctrl-C, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while not list((out / "checkpoints").glob("update-*[0-9]")) and time.monotonic() < deadline:
         time.sleep(0.1)
 
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    try:
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
 
     assert process.returncode == 130
     assert "--resume goes on" in err and "Traceback" not in err

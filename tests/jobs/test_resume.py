@@ -5,15 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from envace.errors import RunError
+from envace.jobs.models import resolve
 from envace.jobs.train import train
 from envace.runs import RunFolder
 from envace.training.recipe import Recipe, load_recipe
@@ -95,3 +97,16 @@ def test_training_by_rehearsal_makes_no_real_call(tmp_path: Path) -> None:
 
     assert summary["real_calls_in_training"] == 0
     assert real["real_calls_in_training"] > 0  # the counter counts
+
+
+def test_a_run_does_not_go_on_from_another_model(tmp_path: Path) -> None:
+    shutil.copytree(resolve("starter"), tmp_path / "model")
+    recipe = tiny("envace").model_copy(update={"updates": 1, "model": str(tmp_path / "model")})
+    train(recipe, out=tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "model")
+    state = load_file(tmp_path / "model" / "model.safetensors")
+    save_file({name: tensor * 2 for name, tensor in state.items()}, tmp_path / "model" / "model.safetensors")
+    (tmp_path / "model" / "manifest.json").unlink()
+
+    with pytest.raises(RunError, match="model changed since the run was started"):
+        train(recipe, out=tmp_path / "run", resume=True)
