@@ -135,7 +135,7 @@ def run(tmp_path: Path) -> RunFolder:
 def test_a_new_run_explains_itself(run: RunFolder) -> None:
     assert run.config() == CONFIG
     facts = json.loads((run.path / "env.json").read_text())
-    assert set(facts) == {"python", "platform", "packages", "revision"}
+    assert set(facts) == {"python", "platform", "packages", "revision", "inputs"}
     assert facts["packages"]["torch"] != "not installed"
     assert facts == environment_facts()
     assert not list(run.path.glob("*.partial"))
