@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envace.types import ToolCall
+from envace.types import ToolCall, is_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +34,7 @@ class Comparison:
 
 def error_class(response: Any) -> str | None:
     """The error that a response reports; None for a response that is no error."""
-    if isinstance(response, dict) and "error" in response:
-        return str(response["error"])
-    if isinstance(response, dict) and response.get("success") is False:
-        return "unsuccessful"
-    return None
+    return str(response.get("error", "unsuccessful")) if is_error(response) else None
 
 
 def shape(response: Any) -> Any:

@@ -169,17 +169,17 @@ class Worker:
 
     async def open(self, environment: str, state: dict[str, Any]) -> Session:
         """Open an episode on a task's real opening state."""
-        session = Session(self, f"s{next(self._sessions)}", self.generation)
-        await self.ask("open", session=session.name, environment=environment, state=state)
-        session.generation = self.generation
-        return session
+        return await self._session("open", environment=environment, state=state)
 
     async def imagine(self, environment: str) -> Session:
         """Open an imagined world: it has no state of a task, and cannot get one."""
-        session = Session(self, f"s{next(self._sessions)}", self.generation)
-        await self.ask("imagine", session=session.name, environment=environment)
-        session.generation = self.generation
-        return session
+        return await self._session("imagine", environment=environment)
+
+    async def _session(self, operation: str, **fields: Any) -> Session:
+        """A new session, of the process that opened it."""
+        name = f"s{next(self._sessions)}"
+        await self.ask(operation, session=name, **fields)
+        return Session(self, name, self.generation)
 
 
 class Session:
