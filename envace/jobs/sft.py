@@ -15,6 +15,7 @@ from envace.jobs.display import Display, Silent
 from envace.jobs.models import MODEL_FOLDER, load
 from envace.jobs.worlds import World, open_world
 from envace.models.formats import StarterFormat, listing
+from envace.models.transcripts import random_stream
 from envace.runs import RunFolder
 from envace.scenarios import Scenario
 from envace.scenarios.packages import dump_line
@@ -28,7 +29,7 @@ from envace.training.checkpoints import (
     save_checkpoint,
     save_model,
 )
-from envace.training.demonstrations import SupervisedRow, demonstrate, supervised_row
+from envace.training.demonstrations import SupervisedRow, demonstrate, supervised_row, under_fresh_ids
 from envace.training.recipe import Recipe
 from envace.training.sft import MuonAdam, batches, sft_step
 
@@ -83,11 +84,14 @@ async def _sft(recipe: Recipe, out: Path, resume: bool, display: Display) -> dic
 async def _demonstrations(
     recipe: Recipe, world: World, display: Display
 ) -> tuple[list[Scenario], list[dict[str, Any]]]:
-    """Scenarios for the warm-up, each with a careless demonstration; a world with fewer repeats them."""
+    """Scenarios for the warm-up, each with a careless demonstration; a world with fewer repeats them, renamed."""
     wanted = recipe.sft.demonstrations
     display.say(f"drawing {wanted} demonstrations")
     distinct = await world.scenarios("sft", wanted)
     scenarios = [distinct[i % len(distinct)] for i in range(wanted)]
+    if recipe.sft.fresh_ids:
+        for i in range(len(distinct), wanted):
+            scenarios[i] = under_fresh_ids(scenarios[i], random_stream(recipe.data.seed, i))
     demonstrations: list[dict[str, Any]] = [{} for _ in scenarios]
     for name in world.specs:
         own = [i for i, scenario in enumerate(scenarios) if scenario.environment == name]

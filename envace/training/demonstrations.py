@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,10 @@ from envace.scenarios.schema import Call
 
 BATCH = 500
 """Demonstrations a request to the worker."""
+
+
+ID = re.compile(r"(?=.*[A-Za-z])(?:.*[0-9]){3}")
+"""What is taken for an id whose digits mean nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,56 @@ async def demonstrate(
         ]
         results += await worker.ask("demonstrate", environment=environment, items=batch, seconds=60.0)
     return results
+
+
+def under_fresh_ids(scenario: Scenario, random: np.random.Generator) -> Scenario:
+    """The scenario with other digits in its ids, the same ones wherever an id stands.
+
+    Ids are the keys of the opening tables that mix a letter with three digits or more (others may be dates or
+    numbers), and what the goal names that is written like one of them (a record that does not exist). A model that
+    sees few scenarios many times would learn their ids by heart.
+    """
+    texts = scenario.model_dump(include={"instruction", "goal", "state"})
+    keys = {key for table in (scenario.state or {}).values() for key in table if ID.search(key)}
+    shapes = {_shape(key) for key in keys}
+    named = {text for text in _strings(scenario.goal) if _shape(text) in shapes}
+    renamed: dict[str, str] = {}
+    for name in sorted(keys | named):
+        renamed[name] = _other_digits(name, taken={*keys, *named, *renamed.values()}, random=random)
+    if not renamed:
+        return scenario
+    whole = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in sorted(renamed, key=len, reverse=True)))
+    return scenario.model_copy(update=_map_strings(texts, lambda text: whole.sub(lambda m: renamed[m[0]], text)))
+
+
+def _shape(text: str) -> str:
+    return re.sub("[0-9]", "0", text)
+
+
+def _other_digits(name: str, *, taken: set[str], random: np.random.Generator) -> str:
+    """The name with other digits, none newly 0; the name itself if nothing free was drawn."""
+    for _ in range(100):
+        drawn = re.sub("[0-9]", lambda digit: str(random.integers(digit[0] != "0", 10)), name)
+        if drawn not in taken:
+            return drawn
+    return name
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """JSON with every string, keys of objects included, changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): _map_strings(inner, change) for key, inner in value.items()}
+    return [_map_strings(inner, change) for inner in value] if isinstance(value, list) else value
 
 
 def expected_of(demonstration: dict[str, Any]) -> Expected:

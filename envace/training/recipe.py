@@ -45,6 +45,9 @@ class SftSection(Section):
     """Demonstrations to learn from. In the starter world their scenarios are never those of RL; a package's are."""
     carelessness: float = Field(0.35, ge=0, le=1)
     """Chance that the demonstrator slips at each decision."""
+    fresh_ids: bool = True
+    """Whether a scenario that is demonstrated again gets other digits in its ids, so that they are not learned by
+    heart. Switch it off where the digits of an id mean something."""
     steps: int = Field(900, ge=1)
     batch_size: int = Field(32, ge=1)
     lr: float = Field(3e-3, gt=0)

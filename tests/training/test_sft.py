@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 
 from envace.errors import TrainingError
 from envace.models.formats import StarterFormat
+from envace.models.transcripts import random_stream
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario
-from envace.training.demonstrations import SupervisedRow, demonstrate, supervised_row
+from envace.training.demonstrations import SupervisedRow, demonstrate, supervised_row, under_fresh_ids
 from envace.training.sft import MuonAdam, batches, schedule, sft_step, supervised_loss
 
 LOOKUP = {"order_id": "#W111111"}
@@ -124,3 +126,51 @@ def test_every_row_comes_once_before_any_comes_again() -> None:
     assert numbers[:7] != numbers[7:]
     again = [[int(one.ids[0]) for one in batch] for batch in batches(rows, size=8, steps=14, seed=0)]
     assert again == numbers
+
+
+def gym_like(**changes: Any) -> Scenario:
+    values: dict[str, Any] = {
+        "id": "s", "environment": "gym",
+        "instruction": "Book MB123456 and MB12345678, not XMB123456, on 2026-10-05, for 120.",
+        "goal": {"member": "MB123456", "guests": ["MB999999"], "day": "2026-10-05", "price": 120},
+        "state": {"members": {"MB123456": {"member_id": "MB123456", "friend": "MB654321"}, "MB654321": {}},
+                  "days": {"2026-10-05": {"open": True}}},
+    }  # fmt: skip
+    return Scenario(**{**values, **changes})
+
+
+def test_fresh_ids_change_an_id_alike_wherever_it_stands_and_nothing_else() -> None:
+    before = gym_like()
+    after = under_fresh_ids(before, random_stream(0))
+    assert after.state is not None
+    new, friend = after.goal["member"], after.state["members"][after.goal["member"]]["friend"]
+    assert re.fullmatch("MB[1-9]{6}", new)
+    assert new not in ("MB123456", "MB654321", "MB999999", friend)
+    assert after.instruction == before.instruction.replace("Book MB123456 ", f"Book {new} ")
+    assert list(after.state["members"]) == [new, friend]
+    assert after.state["members"][new]["member_id"] == new
+    # An id of no record is still one; dates and numbers are no ids.
+    assert after.goal["guests"] != before.goal["guests"]
+    assert after.goal["guests"][0] not in after.state["members"]
+    assert (after.goal["day"], after.goal["price"], list(after.state["days"])) == ("2026-10-05", 120, ["2026-10-05"])
+
+
+def test_fresh_ids_depend_on_the_stream_alone() -> None:
+    drawn = [under_fresh_ids(gym_like(), random_stream(seed)).goal["member"] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_scenario_without_ids_stays() -> None:
+    plain = gym_like(state={"days": {"2026-10-05": {}}}, goal={})
+    assert under_fresh_ids(plain, random_stream(0)) is plain
+
+
+async def test_a_demonstration_under_fresh_ids_is_the_same_one_renamed(
+    worker: Worker, cancel_task: Callable[..., Scenario]
+) -> None:
+    task = cancel_task("shipped")
+    renamed = under_fresh_ids(task, random_stream(3))
+    before, after = await demonstrated(worker, task), await demonstrated(worker, renamed)
+    assert [call["name"] for call in after["calls"]] == [call["name"] for call in before["calls"]]
+    assert (after["outcome"], after["reply"]) == (before["outcome"], before["reply"])
+    assert after["calls"][0]["arguments"] != before["calls"][0]["arguments"]
