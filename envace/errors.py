@@ -4,6 +4,8 @@ EnvaceError
 ├── ConfigError        a recipe or an argument is wrong
 ├── DataError          a scenario, package or record is wrong
 ├── ModelError         a model, tokenizer or checkpoint is wrong
+│   ├── EndpointError  an endpoint refused, failed, or answered nonsense
+│   └── ContextOverflow  a transcript is longer than the model can read
 ├── RunError           a run folder is missing, foreign or damaged
 ├── TrainingError      training cannot go on (numbers, groups)
 └── SandboxError       the worker process failed
@@ -28,6 +30,18 @@ class DataError(EnvaceError):
 
 class ModelError(EnvaceError):
     """A model folder, tokenizer or checkpoint cannot be loaded."""
+
+
+class EndpointError(ModelError):
+    """An endpoint could not be reached, refused, or answered what cannot be used; `cause` says which, to be counted."""
+
+    def __init__(self, message: str, cause: str = "unknown") -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class ContextOverflow(ModelError):
+    """The transcript and the step that was asked for are longer than the model's context. Asking again cannot help."""
 
 
 class RunError(EnvaceError):

@@ -99,10 +99,101 @@ class ToolCall:
 
     name: str
     arguments: dict[str, Any]
+    id: str = field(default="", compare=False)
+    """What an endpoint named the call, to be named again by its answer; empty where calls have no ids."""
 
     def key(self) -> str:
         """A canonical text: equal for equal calls, whatever the order of arguments."""
         return f"{self.name} {json.dumps(self.arguments, sort_keys=True, separators=(',', ':'))}"
+
+
+class CallFailure(str, Enum):
+    """Why a step, or one call in it, is not well-formed. The value is what the policy may be told."""
+
+    EMPTY = "empty_step"
+    """Neither a call nor any text."""
+    NO_END = "no_end_of_turn"
+    """The step did not end with its end-of-turn token."""
+    UNCLOSED_REASONING = "unclosed_reasoning"
+    """The reasoning was opened and never closed, so there is no reply."""
+    UNCLOSED_CALL = "unclosed_call"
+    """A call was opened and never closed."""
+    STRAY_TEXT = "stray_text"
+    """Text where the dialect allows none, e.g. between a call's object and its closing tag."""
+    NOT_JSON = "not_json"
+    NOT_AN_OBJECT = "not_an_object"
+    """JSON, but no object."""
+    NO_NAME = "no_name"
+    """No tool name, or one that is not a text."""
+    ARGUMENTS = "arguments_not_an_object"
+    FLOOD = "too_many_calls"
+    """More calls in one step than are allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedCall:
+    """One call as it stands in a step: read, or the reason why it could not be."""
+
+    call: ToolCall | None
+    failure: CallFailure | None = None
+    detail: str = ""
+    """The failure in words; at most 200 characters."""
+    start: int = 0
+    """Position of its first character in the step's text."""
+    end: int = 0
+    """Position after its last character."""
+    repairs: tuple[str, ...] = ()
+    """What was mended to read it, in the order it was done; empty in strict parsing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """What a step says. Nothing of the step is lost: what is in no call and is no reasoning is `text`."""
+
+    items: tuple[ParsedCall, ...] = ()
+    """Every call that was attempted, in order."""
+    text: str = ""
+    """Text beside the calls; where there is no call, the reply."""
+    reasoning: str | None = None
+    failure: CallFailure | None = None
+    """Why the step as a whole is malformed; None where each item speaks for itself."""
+    detail: str = ""
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls that could be read."""
+        return tuple(item.call for item in self.items if item.call is not None)
+
+    @property
+    def reply(self) -> str | None:
+        """The final reply; None where the step calls, or is malformed."""
+        return None if self.items or self.failure is not None else self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message of a conversation, as chat templates and endpoints know it."""
+
+    author: Author
+    content: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls of an assistant's message."""
+    reasoning: str | None = None
+    """An assistant's thinking, without its tags."""
+    call_id: str = ""
+    """Of a tool's message: the id of the call that it answers."""
+    name: str = ""
+    """Of a tool's message: the tool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a step cost. None is not known, which is never the same as 0."""
+
+    prompt_tokens: int | None = None
+    sampled_tokens: int | None = None
+    cost: float | None = None
+    """US dollars."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +229,14 @@ class Step:
     """One sampled message."""
 
     ids: list[int]
-    logprobs: list[float]
+    """Exactly the ids that were sampled; empty where an endpoint does not tell them."""
+    logprobs: list[float] | None
+    """One a sampled id, nats; None where they are not known, and the step then trains nothing."""
     stopped: bool
     """True when it ended at a stop token, False when a limit cut it."""
+    parsed: Parsed | None = None
+    """What an endpoint that speaks in messages says the step says; None where the ids are to be parsed."""
+    usage: Usage | None = None
 
 
 @dataclass(kw_only=True)
@@ -158,6 +254,8 @@ class Trajectory:
     exchanges: list[Exchange] = field(default_factory=list)
     reply: str | None = None
     stop: StopReason = StopReason.INFRASTRUCTURE
+    malformed: int = 0
+    """Calls that could not be read and were answered with an error; only repairing formats go on after one."""
     error: str | None = None
     """What went wrong, for PARSE and INFRASTRUCTURE."""
     reward: float | None = None

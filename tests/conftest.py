@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from envace.models.formats import ASSISTANT, StarterFormat
+from envace.models.formats import ASSISTANT, CALL, END, Glue, StarterFormat
 from envace.models.policy import ScriptedPolicy
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Expected, Scenario, read_environment
@@ -18,7 +18,7 @@ from envace.scenarios.schema import Call
 from envace.starter.policy import new_tokenizer
 from envace.starter.scenarios import starter_scenarios, starter_specs
 from envace.starter.world import folder
-from envace.types import Role
+from envace.types import Author, Message, Role
 
 
 @pytest.fixture(autouse=True)
@@ -117,13 +117,20 @@ class Say:
         self.form = form
 
     def call(self, name: str, **arguments: Any) -> list[int]:
-        return self.form.call(name, dump_line(arguments))
+        return self.written(name, dump_line(arguments))
+
+    def written(self, name: str, arguments: str) -> list[int]:
+        """A call whose arguments are any text."""
+        return self.form.encode([Glue(CALL), f"{name} {arguments}", Glue(END)])
 
     def reply(self, text: str) -> list[int]:
-        return self.form.reply(text)
+        return self.form.encode([text, Glue(END)])
 
     def response(self, value: Any) -> list[int]:
-        return self.form.response(dump_line(value))
+        return self.form.encode(self.form.answer(dump_line(value)))
+
+    def user(self, text: str) -> list[Message]:
+        return [Message(author=Author.USER, content=text)]
 
     def control(self, token: str) -> int:
         number: int = self.form.tokenizer.convert_tokens_to_ids(token)

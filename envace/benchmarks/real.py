@@ -13,7 +13,7 @@ from envace.benchmarks.intervals import wilson
 from envace.envs import ExecutableEnvironment
 from envace.errors import SandboxError
 from envace.models.policy import Policy
-from envace.models.transcripts import Transcript, random_stream
+from envace.models.transcripts import open_transcript, random_stream
 from envace.rewards import Check, success, task_checks
 from envace.rollout import Limits, rollout
 from envace.sandbox import Worker
@@ -70,7 +70,7 @@ async def _attempt(
     temperature: float,
     seed: tuple[int, ...],
 ) -> Attempt:
-    transcript = Transcript(policy.format.open(spec.tools, scenario.instruction), random=random_stream(*seed))
+    transcript = open_transcript(policy.format, spec, scenario, random=random_stream(*seed))
     environment = ExecutableEnvironment(spec, scenario, worker=worker, policy=policy)
     trajectory = await rollout(policy, environment, scenario, transcript, limits=limits, temperature=temperature)
     final_state: dict[str, Any] | None = None

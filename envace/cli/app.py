@@ -99,7 +99,7 @@ def evaluate(
     overrides: Overrides = None,
     model: Annotated[
         str | None,
-        typer.Option(help="starter, a model or run folder, gold, or nothing; default the recipe's."),
+        typer.Option(help="starter, a model or run folder, URL#NAME, gold, or nothing; default the recipe's."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A run folder to add the result to.")] = None,
     as_json: Json = False,
@@ -139,6 +139,27 @@ def audit(
     result = job(world, count=count, display=display_for(as_json))
     show(result, as_json, kind="audit")
     if result["findings"]:
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    overrides: Overrides = None,
+    model: Annotated[
+        str, typer.Option(help="starter, smollm2, a model or run folder, a hub name, or URL#NAME.")
+    ] = "starter",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Of an endpoint's model: also check the API that speaks in token ids.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check what holds on a model or an endpoint: tokens, turns, calls, logprobs. Exit code 1 if anything does not."""
+    from envace.jobs.doctor import doctor as job
+    from envace.training.recipe import load_recipe
+
+    result = job(model, tokenizer=tokenizer, recipe=load_recipe({}, overrides or ()))
+    show(result, as_json, kind="doctor")
+    if not result["ok"]:
         raise typer.Exit(1)
 
 

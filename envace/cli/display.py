@@ -18,6 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from envace.jobs.display import Display
 from envace.report.tables import results_table
@@ -120,6 +121,11 @@ def _tables(result: dict[str, Any], kind: str) -> list[Table]:
     if kind == "eval":
         return [results_table({"evaluated": result})]
     table = Table(show_header=False, box=None)
+    if kind == "doctor":
+        for check in result["checks"]:
+            mark = Text("holds", style="green") if check["ok"] else Text("does not hold", style="red")
+            table.add_row(mark, Text(check["name"]), Text(check["detail"]))
+        return [table]
     for key, value in result.items():
         if key != "findings":
             table.add_row(key, str(value))
@@ -138,6 +144,9 @@ def _next(result: dict[str, Any], kind: str) -> list[str]:
             f"look at {result['report']}",
             "next: envace recipe > my.yaml; envace train my.yaml updates=100",
         ]
+    if kind == "doctor":
+        fails = sum(not check["ok"] for check in result["checks"])
+        return [f"{len(result['checks']) - fails} of {len(result['checks'])} hold on {result['model']}"]
     if kind in ("sft", "train"):
         return [f"next: envace eval RECIPE --model {result['run']}; envace report {result['run']}"]
     return []

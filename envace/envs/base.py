@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Protocol
-
-from jsonschema.validators import Draft202012Validator
 
 from envace.models.transcripts import Transcript
 from envace.scenarios import EnvironmentSpec
+from envace.scenarios.arguments import argument_problems
 from envace.types import Exchange, ToolCall
 
 
@@ -30,21 +28,28 @@ class Environment(Protocol):
         """Free what was opened."""
 
 
-@lru_cache(maxsize=256)
-def _validator(spec: EnvironmentSpec, name: str) -> Draft202012Validator:
-    tool = spec.tool(name)
-    assert tool is not None
-    return Draft202012Validator(tool.parameters)
+MAX_NAMES = 20
+"""Tools that the answer to an unknown one lists."""
+MAX_NAME_CHARACTERS = 80
+"""How much of an unknown name is repeated."""
 
 
 def invalid_call(spec: EnvironmentSpec, call: ToolCall) -> dict[str, Any] | None:
     """The observation for a call that names no tool or breaks its schema; None for a valid call.
 
     It is checked before any environment, so that a rehearsal can never hide a wrong argument (method: validation
-    before rehearsal).
+    before rehearsal). `error` is a code; `message` says what to do better.
     """
-    if spec.tool(call.name) is None:
-        return {"error": "unknown_tool"}
-    if not _validator(spec, call.name).is_valid(call.arguments):
-        return {"error": "invalid_arguments"}
+    tool = spec.tool(call.name)
+    if tool is None:
+        return {"error": "unknown_tool", "message": _no_such_tool(spec, call.name)}
+    if problems := argument_problems(tool, call.arguments):
+        return {"error": "invalid_arguments", "message": "; ".join(problems)}
     return None
+
+
+def _no_such_tool(spec: EnvironmentSpec, name: str) -> str:
+    shown = name if len(name) <= MAX_NAME_CHARACTERS else f"{name[: MAX_NAME_CHARACTERS - 3]}..."
+    names = [tool.name for tool in spec.tools]
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"There is no tool '{shown}'. Available: {', '.join(names[:MAX_NAMES])}{more}."

@@ -8,7 +8,7 @@ from envace.models.transcripts import Transcript
 from envace.sandbox import Session, Worker
 from envace.scenarios import EnvironmentSpec, Scenario
 from envace.scenarios.packages import dump_line
-from envace.types import Author, Consistency, Exchange, ToolCall
+from envace.types import Consistency, Exchange, ToolCall
 
 
 class ExecutableEnvironment:
@@ -32,7 +32,7 @@ class ExecutableEnvironment:
         assert self.session is not None
         response = await self._policy.hold(self.session.call(call.name, call.arguments))
         text = dump_line(response)
-        transcript.give(self._policy.format.response(text), Author.TOOL)
+        transcript.say(*self._policy.format.answer(text))
         return Exchange(call=call, response=response, text=text, consistency=Consistency.CONSISTENT)
 
     async def close(self) -> None:

@@ -96,6 +96,7 @@ class RehearsedEnvironment:
 
     async def respond(self, call: ToolCall, transcript: Transcript) -> Exchange | None:
         """Hand over the group's response to a known look-up, or sample one."""
+        transcript.settle(self._policy.format)
         lookup = call.name in self.spec.lookups
         if not (lookup and self._share):
             exchange = await self._sample(call, transcript, lookup=lookup)

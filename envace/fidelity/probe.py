@@ -15,9 +15,9 @@ from envace.fidelity.compare import Comparison, Probe
 from envace.models.policy import Policy
 from envace.models.transcripts import Transcript, random_stream
 from envace.sandbox import Worker
-from envace.scenarios import EnvironmentSpec, Scenario
+from envace.scenarios import EnvironmentSpec, Scenario, opening
 from envace.scenarios.packages import dump_line
-from envace.types import Role, ToolCall, Trajectory, is_error
+from envace.types import Author, Message, Role, ToolCall, Trajectory, is_error
 
 
 async def record_probes(worker: Worker, spec: EnvironmentSpec, episode: Sequence[Mapping[str, Any]]) -> list[Probe]:
@@ -59,12 +59,14 @@ async def _rehearse(
 ) -> Comparison:
     """One probe: the history as given tokens, then one sampled response."""
     form = policy.format
-    ids = form.open(spec.tools, scenario.instruction)
+    transcript = Transcript(form.open(spec.tools, opening(spec, scenario)), random=random_stream(0))
     for number, probe in enumerate(probes[: position + 1]):
-        ids += form.call(probe.call.name, dump_line(probe.call.arguments)) + form.tool_header()
+        transcript.settle(form)
+        transcript.give(form.written(Message(author=Author.ASSISTANT, calls=(probe.call,))), Author.ASSISTANT)
+        transcript.say(form.tool_header())
         if number < position:
-            ids += form.response(dump_line(probe.real)) + form.act_header()
-    transcript = Transcript(ids, random=random_stream(0))
+            transcript.say(*form.answer(dump_line(probe.real)), form.act_header())
+    transcript.settle(form)
     policy.begin(transcript)
     step = await policy.sample(transcript, Role.REHEARSE, max_tokens=max_tokens, temperature=0.0)
     policy.end(transcript)

@@ -17,17 +17,16 @@ from envace.fidelity import fidelity_scores, measure, record_probes, replay
 from envace.jobs.display import Display, Silent
 from envace.jobs.models import load
 from envace.jobs.worlds import World, open_world
-from envace.models.formats import StarterFormat
+from envace.models.formats import TOOL, Format
 from envace.models.local import LocalPolicy
 from envace.models.policy import Policy, ScriptedPolicy
 from envace.rollout.groups import Collector
 from envace.runs import RunFolder
 from envace.scenarios import Scenario
-from envace.scenarios.packages import dump_line
 from envace.training.checkpoints import Loaded
 from envace.training.demonstrations import demonstrate
 from envace.training.recipe import Recipe
-from envace.types import Role, is_error
+from envace.types import Author, Message, Role, ToolCall, is_error
 
 BATCH = 128
 """Scenarios tried at once."""
@@ -52,7 +51,7 @@ def evaluate(
         Success with interval, `do`, `decline`, by domain and kind, `fidelity`, `unseen` (docs/metrics.md).
     """
     name = model or recipe.model
-    loaded = None if name in REFERENCES else load(name)
+    loaded = None if name in REFERENCES else load(name, recipe)
 
     async def job() -> dict[str, Any]:
         async with open_world(recipe) as world:
@@ -133,22 +132,25 @@ def _policy(loaded: Loaded | None, reference: str, scenario: Scenario) -> Policy
 
 
 @lru_cache(maxsize=1)
-def _starter_format() -> StarterFormat:
+def _starter_format() -> Format:
     return load("starter").format
 
 
-def _script(reference: str, scenario: Scenario, form: StarterFormat) -> Callable[[str, Role], list[int]]:
+def _script(reference: str, scenario: Scenario, form: Format) -> Callable[[str, Role], list[int]]:
     """The oracle's calls and reply in their order, or an empty promise."""
     assert scenario.expected is not None
     expected = scenario.expected
 
     def script(text: str, role: Role) -> list[int]:
-        made = text.count("<|tool|>")
+        made = text.count(TOOL)
         if reference == "nothing":
-            return form.reply("Done.")
-        if made == len(expected.calls):
-            return form.reply(expected.reply)
-        return form.call(expected.calls[made].name, dump_line(expected.calls[made].arguments))
+            said = Message(author=Author.ASSISTANT, content="Done.")
+        elif made == len(expected.calls):
+            said = Message(author=Author.ASSISTANT, content=expected.reply)
+        else:
+            call = ToolCall(name=expected.calls[made].name, arguments=expected.calls[made].arguments)
+            said = Message(author=Author.ASSISTANT, calls=(call,))
+        return form.written(said)
 
     return script
 

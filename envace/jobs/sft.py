@@ -106,7 +106,7 @@ async def _demonstrations(
 
 def _student(recipe: Recipe, world: World, scenarios: list[Scenario], demonstrations: list[dict[str, Any]]) -> Loaded:
     if recipe.model != "new":
-        return load(recipe.model)
+        return load(recipe.model, recipe)
     tokenizer = new_tokenizer(_texts(world, scenarios[:4000], demonstrations))
     return Loaded(model=new_model(tokenizer, seed=recipe.seed), format=StarterFormat(tokenizer))
 

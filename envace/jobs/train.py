@@ -17,7 +17,7 @@ from envace.jobs.models import MODEL_FOLDER, load, resolve
 from envace.jobs.worlds import World, open_world
 from envace.runs import RunFolder
 from envace.runs.folder import data_hash
-from envace.training.checkpoints import Loaded, save_model
+from envace.training.checkpoints import Loaded, file_hash, save_model
 from envace.training.grpo import Trainer
 from envace.training.recipe import Recipe
 
@@ -31,8 +31,9 @@ def train(
     """Train the recipe's model by the recipe's arm, and write everything to the run folder.
 
     Returns:
-        `arm`, `updates`, `reward` (mean of the last update), `success` (first and last evaluation), `feasible_share`
-        (first and last), `real_calls_in_training`, `tokens_per_s` (sampled), `seconds`, `run`.
+        `arm`, `updates`, `reward` (mean of the last update), `loss` (of the last), `success` (first and last
+        evaluation), `feasible_share` (first and last), `real_calls_in_training`, `tokens_per_s` (sampled),
+        `update_tokens_per_s` (through the optimiser step), `memory_gb` (peak), `seconds`, `run`.
 
     Raises:
         EnvaceError: As its subclasses say.
@@ -43,7 +44,7 @@ def train(
 async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> dict[str, Any]:
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
-    loaded = load(recipe.model)
+    loaded = load(recipe.model, recipe)
     async with open_world(recipe) as world, open_world(recipe) as judge:
         _check_oracle(recipe, world)
         # The folder comes last: a mistake in the recipe leaves nothing behind.
@@ -69,8 +70,15 @@ def _inputs(recipe: Recipe, world: World) -> dict[str, str]:
     return {
         "environments": data_hash([spec.code for spec in world.specs.values()]),
         "scenarios": data_hash(scenarios),
-        "model": data_hash([f.read_bytes().hex() for f in sorted(resolve(recipe.model).glob("*.safetensors"))]),
+        "model": _model_hash(resolve(recipe.model)),
     }
+
+
+def _model_hash(model: Path | str) -> str:
+    """Of a model of the hub, only its name: its files are the hub's to vouch for."""
+    if isinstance(model, str):
+        return data_hash([model])
+    return data_hash([file_hash(file) for file in sorted(model.glob("*.safetensors"))])
 
 
 def _check_oracle(recipe: Recipe, world: World) -> None:
@@ -126,10 +134,15 @@ def train_summary(recipe: Recipe, folder: RunFolder, seconds: float) -> dict[str
         "arm": recipe.arm,
         "updates": len(updates),
         "reward": updates[-1]["reward"],
+        "loss": updates[-1]["loss"],
         "success": [evaluations[0]["success"], evaluations[-1]["success"]],
         "feasible_share": [updates[0]["feasible_share"], updates[-1]["feasible_share"]],
         "real_calls_in_training": sum(update["real_calls"] for update in updates),
         "tokens_per_s": round(sum(u["sampled_tokens"] for u in updates) / sum(u["seconds_rollout"] for u in updates)),
+        "update_tokens_per_s": round(
+            sum(u["trained_tokens"] for u in updates) / sum(u["seconds_update"] for u in updates)
+        ),
+        "memory_gb": round(updates[-1]["memory_gb"], 2),
         "seconds": round(seconds, 1),
         "run": str(folder.path),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envace.errors import ConfigError, DataError
@@ -12,7 +12,7 @@ from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Package, Scenario, load_package
 from envace.starter.scenarios import starter_scenarios, starter_specs
 from envace.starter.world import TRAINED, UNSEEN
-from envace.training.demonstrations import demonstrate, expected_of
+from envace.training.demonstrations import conversation, demonstrate, expected_of
 from envace.training.recipe import Recipe
 
 STARTER = "starter"
@@ -62,7 +62,28 @@ async def open_world(recipe: Recipe) -> AsyncIterator[World]:
     packages = _packages(recipe)
     specs = starter_specs() if packages is None else {package.spec.id: package.spec for package in packages}
     async with Worker([spec.definition() for spec in specs.values()]) as worker:
-        yield World(specs=specs, packages=packages, recipe=recipe, worker=worker)
+        world = World(specs=specs, packages=packages, recipe=recipe, worker=worker)
+        yield await _with_examples(world) if recipe.shots else world
+
+
+SHOTS_FROM = 64
+"""Scenarios of the warm-up that examples are taken from, a shot."""
+
+
+async def _with_examples(world: World) -> World:
+    """The world with `shots` worked examples in each environment that has an oracle and scenarios to learn from."""
+    scenarios = await world.scenarios("sft", SHOTS_FROM * world.recipe.shots)
+    specs = dict(world.specs)
+    for name, spec in world.specs.items():
+        own = [scenario for scenario in scenarios if scenario.environment == name][: world.recipe.shots]
+        if not own or not spec.has_oracle:
+            continue
+        items = [{"state": scenario.state, "goal": scenario.goal} for scenario in own]
+        shown = await demonstrate(world.worker, name, items, carelessness=0.0, seed=0)
+        pairs = zip(own, shown, strict=True)
+        examples = [said for scenario, made in pairs for said in conversation(made, scenario.instruction)]
+        specs[name] = replace(spec, examples=tuple(examples))
+    return replace(world, specs=specs)
 
 
 def _packages(recipe: Recipe) -> list[Package] | None:

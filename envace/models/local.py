@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -14,11 +14,17 @@ from transformers import PreTrainedModel
 
 from envace.errors import ModelError
 from envace.models.formats import Format
-from envace.models.ragged import ATTENTION, RaggedCache
+from envace.models.ragged import ATTENTION, RaggedCache, buckets
 from envace.models.transcripts import Transcript
 from envace.types import Role, Step
 
 T = TypeVar("T")
+
+PREFILL_TOKENS = 8192
+"""Padded prompt tokens that are read in one pass."""
+CHUNK_BYTES = 16e6
+"""Models of more bytes than this read given tokens in passes of their own: each token of a smaller one costs so little
+that it rides along with what the other rollouts sample."""
 
 SETTLE_ROUNDS = 4
 """Turns of the event loop that let every rollout which can go on reach its next request before a tick."""
@@ -31,6 +37,7 @@ class Request:
     transcript: Transcript
     max_tokens: int
     temperature: float
+    stop_text: str | None
     future: asyncio.Future[Step]
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -48,6 +55,8 @@ class LocalPolicy:
         model.set_attn_implementation(ATTENTION)
         self.model, self.format = model, format
         self._stop = format.stop_ids()
+        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        self._chunk = 2 if size > CHUNK_BYTES else 64
         self._rows: list[Transcript] = []
         """Row of the cache -> transcript; rows are kept dense."""
         self._read: dict[Transcript, int] = {}
@@ -71,14 +80,18 @@ class LocalPolicy:
         self._waiting.append(transcript)
 
     async def sample(self, transcript: Transcript, role: Role, *, max_tokens: int, temperature: float) -> Step:
-        """Sample until a stop token or the limit. The role changes nothing but who is credited.
+        """Sample until a stop token or the limit. The role changes only what ends it and who is credited.
 
         Raises:
             ModelError: The model gave logits that are not finite.
         """
         future: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
         self._requests[transcript] = Request(
-            transcript=transcript, max_tokens=max_tokens, temperature=temperature, future=future
+            transcript=transcript,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            stop_text=self.format.stop_text(role),
+            future=future,
         )
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
@@ -113,6 +126,7 @@ class LocalPolicy:
             while self._requests:
                 await self._settle()
                 self._prefill()
+                self._catch_up()
                 self._tick()
         except Exception as error:  # noqa: BLE001 - whoever waits must learn of it; nobody else would
             failure = (
@@ -143,7 +157,26 @@ class LocalPolicy:
             self._read[transcript] = len(transcript.segments[0].ids) - 1
             self._rows.append(transcript)
         self._waiting.clear()
-        self._cache.prefill(list(groups), list(groups.values()), self.format.pad_id)
+        prompts = {prompt: rows for prompt, rows in groups.items() if prompt}
+        for batch in _batches(list(prompts)):
+            self._cache.extend([prompts[p][0] for p in batch], batch, [0] * len(batch), pad=self.format.pad_id)
+        copies = [(row, first, len(prompt)) for prompt, (first, *others) in prompts.items() for row in others]
+        for row, first, length in sorted(copies, reverse=True):  # from the last row on, so that the cache grows once
+            self._cache.move(first, row, length)
+
+    def _catch_up(self) -> None:
+        """Read what was given since a step, all but its last token, where it is long enough to be worth a pass."""
+        behind: list[tuple[int, list[int]]] = []
+        for row, transcript in enumerate(self._rows):
+            unread = transcript.ids[self._read[transcript] : -1]
+            if transcript in self._requests and len(unread) >= self._chunk:
+                behind.append((row, unread))
+        if not behind:
+            return
+        starts = [self._read[self._rows[row]] for row, _ in behind]
+        self._cache.extend([row for row, _ in behind], [ids for _, ids in behind], starts, pad=self.format.pad_id)
+        for row, ids in behind:
+            self._read[self._rows[row]] += len(ids)
 
     def _tick(self) -> None:
         """Append one token to each row that has one, and sample where a request has read everything."""
@@ -159,9 +192,9 @@ class LocalPolicy:
             self._read[transcript] = read + 1
             if read + 1 == given + len(request.ids):
                 ready.append((row, request))
-        logits = self._cache.tick(torch.tensor(tokens), torch.tensor(positions))
+        logits = self._cache.tick(tokens, positions)
         if ready:
-            self._sample(logits[torch.tensor([row for row, _ in ready])], [request for _, request in ready])
+            self._sample(logits[[row for row, _ in ready]].cpu(), [request for _, request in ready])
 
     def _sample(self, logits: Tensor, requests: list[Request]) -> None:
         """Draw a token for each request: its cumulative distribution, inverted at the transcript's own uniform."""
@@ -183,7 +216,18 @@ class LocalPolicy:
         request.ids.append(token)
         request.logprobs.append(logprob)
         self.sampled_tokens += 1
-        stopped = token in self._stop
+        stopped = token in self._stop or self._at_stop_text(request)
         if stopped or len(request.ids) >= request.max_tokens:
             del self._requests[request.transcript]
             request.future.set_result(Step(ids=request.ids, logprobs=request.logprobs, stopped=stopped))
+
+    def _at_stop_text(self, request: Request) -> bool:
+        """Whether the step now holds the text that ends it; the last tokens tell, as each holds a character or more."""
+        text = request.stop_text
+        return text is not None and text in self.format.decode(request.ids[-len(text.encode()) :])
+
+
+def _batches(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Prompts of like length, at most so many tokens at once that their activations stay small."""
+    for batch in buckets([len(prompt) for prompt in prompts], max_tokens=PREFILL_TOKENS):
+        yield [prompts[i] for i in batch]

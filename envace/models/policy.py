@@ -43,7 +43,8 @@ class ScriptedPolicy:
         """The script's ids, cut at the limit, with log-probability 0."""
         ids = self._script(self.format.decode(transcript.ids), role)
         kept = ids[:max_tokens]
-        stopped = bool(kept) and kept[-1] in self.format.stop_ids()
+        tag = self.format.stop_text(role)
+        stopped = bool(kept) and (kept[-1] in self.format.stop_ids() or (tag or "\0") in self.format.decode(kept))
         return Step(ids=kept, logprobs=[0.0] * len(kept), stopped=stopped)
 
     async def hold(self, outside: Awaitable[T]) -> T:

@@ -8,7 +8,8 @@ roles.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import AttentionInterface
+
+from envace.errors import ModelError
 
 ATTENTION = "envace_ragged"
 
@@ -52,27 +55,33 @@ def ragged_attention(
 AttentionInterface.register(ATTENTION, ragged_attention)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """Where one forward reads and writes."""
+
+    rows: Tensor
+    """(R,) rows of the storage."""
+    positions: Tensor
+    """(R, Q) position of each token in its row."""
+    length: int
+    """How many positions are attended to."""
+    prefix: bool
+    """Whether the rows are 0..R-1, which are read without a copy."""
+    needed: int
+    """Rows that the storage must have."""
+    capacity: int
+    """Positions that are written to, padding included."""
+
+
 class RaggedLayer(CacheLayerMixin):
     """Keys and values of one layer, (rows, key heads, capacity, d)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.rows, self.length = 0, 0
-        self.positions: Tensor = torch.empty(0)
-        self.index: Tensor = torch.empty(0)
+        self.aim = Aim(rows=torch.empty(0), positions=torch.empty(0), length=0, prefix=True, needed=0, capacity=0)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Storage is made by `reserve`."""
-
-    def reserve(self, like: Tensor, *, rows: int, capacity: int) -> None:
-        """Make or enlarge the storage; `like` has the shape of keys."""
-        old = self.keys, self.values
-        shape = (rows, like.shape[1], capacity, like.shape[3])
-        self.keys, self.values = (torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(2))
-        self.is_initialized = True
-        for new, previous in zip((self.keys, self.values), old, strict=True):
-            if previous is not None:
-                new[: previous.shape[0], :, : previous.shape[2]] = previous
+        """Storage is made by the first `update`."""
 
     def storage(self) -> tuple[Tensor, Tensor]:
         """Keys and values of all rows."""
@@ -81,19 +90,34 @@ class RaggedLayer(CacheLayerMixin):
         return self.keys, self.values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write one token a row, and return the part that this tick attends to."""
+        """Write where this forward aims, and return the part that it attends to."""
+        aim = self.aim
+        self.keys = _grown(self.keys, key_states, rows=aim.needed, capacity=aim.capacity)
+        self.values = _grown(self.values, value_states, rows=aim.needed, capacity=aim.capacity)
+        self.is_initialized = True
+        for storage, new in ((self.keys, key_states), (self.values, value_states)):
+            storage[aim.rows[:, None], :, aim.positions] = new.transpose(1, 2)
+        return self._read(self.keys), self._read(self.values)
+
+    def _read(self, storage: Tensor) -> Tensor:
+        """The first rows as a view, others as a copy."""
+        rows = slice(len(self.aim.rows)) if self.aim.prefix else self.aim.rows
+        return storage[rows, :, : self.aim.length]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of one row over another, which need not be there yet."""
         keys, values = self.storage()
-        keys[self.index, :, self.positions] = key_states[:, :, 0]
-        values[self.index, :, self.positions] = value_states[:, :, 0]
-        return keys[: self.rows, :, : self.length], values[: self.rows, :, : self.length]
+        self.keys, self.values = (_grown(s, s, rows=target + 1, capacity=length) for s in (keys, values))
+        for storage in self.storage():
+            storage[target, :, :length] = storage[source, :, :length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Key length and offset."""
-        return self.length, 0
+        return self.aim.length, 0
 
     def get_seq_length(self) -> int:
         """Longest row."""
-        return self.length
+        return self.aim.length
 
     def get_max_length(self) -> int:
         """No maximum."""
@@ -101,65 +125,125 @@ class RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache:
-    """Rows of keys and values over all layers, with prefill, one-token ticks, and moves between rows."""
+    """Rows of keys and values over all layers: chunks of tokens are read into some rows, single tokens into all."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        """Make an empty cache.
+
+        Raises:
+            ModelError: The model's attention is of a kind that such a cache cannot hold.
+        """
         self.model = model
-        self.layers = [RaggedLayer() for _ in range(model.config.num_hidden_layers)]
+        config = model.config.get_text_config()
+        self._window = _window(config)
+        self.layers = [RaggedLayer() for _ in range(config.num_hidden_layers)]
         self._cache = Cache(layers=list(self.layers))
-        # Renamed from `past_key_values` in the course of transformers 5.
-        self._keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self.forward_tokens = 0
         """Tokens that went through the model, padding included."""
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]], copies: Sequence[Sequence[int]], pad: int) -> None:
-        """Run each prompt once and write its keys and values into all the rows that share it."""
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[*prompt, *[pad] * (longest - len(prompt))] for prompt in prompts])
-        output = self.model.base_model(input_ids=ids, use_cache=True)
-        cache = output["cache"] if "cache" in output else output["past_key_values"]
-        self.forward_tokens += ids.numel()
-        rows = torch.tensor([row for group in copies for row in group])
-        source = torch.tensor([number for number, group in enumerate(copies) for _ in group])
-        for layer, filled in zip(self.layers, cache.layers, strict=True):
-            self._grow(layer, filled.keys, int(rows.max()) + 1, longest + 1)
-            keys, values = layer.storage()
-            keys[rows, :, :longest] = filled.keys[source]
-            values[rows, :, :longest] = filled.values[source]
+    def extend(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int], *, pad: int) -> None:
+        """Read a chunk of tokens into each row, the first at its start; no logits are made."""
+        longest = max(map(len, tokens))
+        ids = torch.tensor([[*chunk, *[pad] * (longest - len(chunk))] for chunk in tokens], device=self.model.device)
+        # Padding is written behind the chunk, at positions that are written again before anything attends to them.
+        ends = max(start + len(chunk) for start, chunk in zip(starts, tokens, strict=True))
+        self._forward(self.model.base_model, rows, ids, starts, length=ends, capacity=max(starts) + longest)
 
-    @torch.inference_mode()
-    def tick(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def tick(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Append one token to rows 0..R-1 at the given positions; returns logits (R, vocabulary), float32.
 
         A row that has nothing to append repeats any token at its next free position; that slot is written again later.
         """
-        rows, length = len(tokens), int(positions.max()) + 1
-        index = torch.arange(rows)
-        for layer in self.layers:
-            self._grow(layer, layer.storage()[0], rows, length)
-            layer.rows, layer.length, layer.positions, layer.index = rows, length, positions, index
-        mask = (torch.arange(length) <= positions[:, None])[:, None, None, :]
-        output = self.model(
-            input_ids=tokens[:, None],
-            attention_mask=mask,
-            position_ids=positions[:, None],
-            use_cache=True,
-            **{self._keyword: self._cache},
-        )
-        self.forward_tokens += rows
+        ids, length = torch.tensor(tokens, device=self.model.device)[:, None], max(positions) + 1
+        output = self._forward(self.model, range(len(tokens)), ids, positions, length=length, capacity=length)
         logits: Tensor = output.logits[:, -1].float()
         return logits
+
+    @torch.inference_mode()
+    def _forward(
+        self, module: Any, rows: Sequence[int], ids: Tensor, starts: Sequence[int], *, length: int, capacity: int
+    ) -> Any:
+        """One pass of ids (R, Q) over the cache."""
+        device = ids.device
+        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(ids.shape[1], device=device)
+        prefix = list(rows) == list(range(len(rows)))
+        aim = Aim(
+            rows=torch.tensor(list(rows), device=device),
+            positions=positions,
+            length=length,
+            prefix=prefix,
+            needed=max(rows) + 1,
+            capacity=capacity,
+        )
+        for layer in self.layers:
+            layer.aim = aim
+        self.forward_tokens += ids.numel()
+        return module(
+            input_ids=ids,
+            attention_mask=self._mask(positions, length),
+            position_ids=positions,
+            use_cache=True,
+            **{_cache_keyword(module): self._cache},
+        )
+
+    def _mask(self, positions: Tensor, length: int) -> Any:
+        """What each token attends to, (R, 1, Q, length); by kind of layer where there are several."""
+        keys = torch.arange(length, device=positions.device)
+        full = (keys <= positions[..., None])[:, None]
+        if self._window is None:
+            return full
+        near = full & (keys > positions[..., None] - self._window)[:, None]
+        return {"full_attention": full, "sliding_attention": near}
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one row over another."""
         for layer in self.layers:
-            for storage in layer.storage():
-                storage[target, :, :length] = storage[source, :, :length]
+            layer.copy(source, target, length)
 
-    def _grow(self, layer: RaggedLayer, like: Tensor, rows: int, capacity: int) -> None:
-        """Room for so many rows and positions; capacity grows in chunks of 64."""
-        have = (0, 0) if layer.keys is None else (layer.keys.shape[0], layer.keys.shape[2])
-        if rows > have[0] or capacity > have[1]:
-            layer.reserve(like, rows=max(rows, have[0]), capacity=max(-(-capacity // 64) * 64, have[1]))
+
+def _grown(storage: Tensor | None, like: Tensor, *, rows: int, capacity: int) -> Tensor:
+    """The storage with room for so many rows and positions; capacity grows in chunks of 64."""
+    have = (0, 0) if storage is None else (storage.shape[0], storage.shape[2])
+    rows, capacity = max(rows, have[0]), max(-(-capacity // 64) * 64, have[1])
+    if storage is not None and (rows, capacity) == have:
+        return storage
+    new = torch.zeros((rows, like.shape[1], capacity, like.shape[3]), dtype=like.dtype, device=like.device)
+    if storage is not None:
+        new[: have[0], :, : have[1]] = storage
+    return new
+
+
+def _cache_keyword(module: Any) -> str:
+    """Renamed from `past_key_values` in the course of transformers 5."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
+def _window(config: Any) -> int | None:
+    """The window of sliding layers; None where every layer attends to everything.
+
+    Raises:
+        ModelError: A layer keeps a state that is no list of keys and values, or attention is capped.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    unknown = kinds - {"full_attention", "sliding_attention"}
+    if unknown or getattr(config, "attn_logit_softcapping", None) or getattr(config, "model_type", "") == "gpt_oss":
+        found = ", ".join(sorted(unknown)) or "capped attention logits or attention sinks"
+        raise ModelError(
+            f"Models of type {config.model_type!r} have {found}, which the local policy cannot keep in its cache. "
+            "Serve the model and name its endpoint instead."
+        )
+    return int(config.sliding_window) if "sliding_attention" in kinds else None
+
+
+def buckets(lengths: Sequence[int], *, max_tokens: int) -> Iterator[list[int]]:
+    """Indices of rows of like length, each batch at most `max_tokens` after padding (a longer row stands alone)."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

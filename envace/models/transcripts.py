@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envace.types import Author, Learn, Role, Segment, Step
+from envace.scenarios import EnvironmentSpec, Scenario, opening
+from envace.types import Author, Learn, Message, Role, Segment, Step, ToolSpec
+
+if TYPE_CHECKING:
+    from envace.models.formats import Format
 
 
 def random_stream(*path: int) -> np.random.Generator:
@@ -19,16 +24,46 @@ def random_stream(*path: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((len(path), *path))))
 
 
+def open_transcript(
+    form: Format, spec: EnvironmentSpec, scenario: Scenario, *, random: np.random.Generator
+) -> Transcript:
+    """A scenario's transcript, up to where the policy acts."""
+    messages = opening(spec, scenario)
+    return Transcript(form.open(spec.tools, messages), random=random, tools=spec.tools, messages=messages)
+
+
 class Transcript:
     """Segments of ids, only ever appended to."""
 
-    def __init__(self, prompt: Sequence[int], *, random: np.random.Generator) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        *,
+        random: np.random.Generator,
+        tools: Sequence[ToolSpec] = (),
+        messages: Sequence[Message] = (),
+    ) -> None:
         self.segments: list[Segment] = []
         self.ids: list[int] = []
         """All ids so far, in order."""
         self.random = random
         """Source of the uniform numbers that sampling consumes, one a token."""
+        self.tools = tuple(tools)
+        """The tools that its prompt shows."""
+        self.messages = list(messages)
+        """The conversation as messages, for policies that speak in them; the ids are what was read and sampled."""
+        self._pending: list[str] = []
         self.give(prompt, Author.USER)
+
+    def say(self, *pieces: str) -> None:
+        """Text that nobody sampled here; it is encoded, together with what follows it, by `settle`."""
+        self._pending += pieces
+
+    def settle(self, form: Format) -> None:
+        """Append what was said since the last sampled step, as one segment."""
+        if self._pending:
+            self.give(form.encode(self._pending), Author.TOOL)
+            self._pending.clear()
 
     def give(self, ids: Sequence[int], author: Author, *, learn: Learn = Learn.NOTHING) -> Segment:
         """Append tokens that the policy did not sample here."""
@@ -40,7 +75,7 @@ class Transcript:
         """Append a sampled step, as it was sampled."""
         author = Author.ASSISTANT if role is Role.ACT else Author.TOOL
         segment = Segment(
-            ids=list(step.ids), author=author, role=role, learn=Learn.POLICY, logprobs=list(step.logprobs)
+            ids=list(step.ids), author=author, role=role, learn=Learn.POLICY, logprobs=_copy(step.logprobs)
         )
         self._append(segment)
         return segment
@@ -51,3 +86,7 @@ class Transcript:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def _copy(values: list[float] | None) -> list[float] | None:
+    return None if values is None else list(values)

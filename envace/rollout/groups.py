@@ -11,7 +11,7 @@ from typing import Any, Literal
 from envace.envs import Environment, ExecutableEnvironment, GroupWorld, RehearsedEnvironment
 from envace.errors import SandboxError
 from envace.models.policy import Policy
-from envace.models.transcripts import Transcript, random_stream
+from envace.models.transcripts import open_transcript, random_stream
 from envace.rewards import (
     WEIGHTS,
     SchemaObserver,
@@ -76,7 +76,7 @@ class Collector:
     ) -> Trajectory:
         """One rollout, graded. What fails before, within or after it is its own stop reason."""
         spec, setting = self.specs[scenario.environment], self.setting
-        transcript = Transcript(self.policy.format.open(spec.tools, scenario.instruction), random=random_stream(*seed))
+        transcript = open_transcript(self.policy.format, spec, scenario, random=random_stream(*seed))
         try:
             session = await self._imagine(spec)
         except SandboxError as error:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from envace.envs import Environment, invalid_call
-from envace.errors import ModelError, SandboxError
-from envace.models.parsing import Parsed
+from envace.errors import ContextOverflow, ModelError, SandboxError
 from envace.models.policy import Policy
 from envace.models.transcripts import Transcript
 from envace.scenarios import Scenario
 from envace.scenarios.packages import dump_line
-from envace.types import Author, Exchange, Role, StopReason, ToolCall, Trajectory
+from envace.types import Author, Exchange, Message, Parsed, ParsedCall, Role, StopReason, ToolCall, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,13 @@ async def rollout(
     try:
         await environment.open()
         trajectory.stop = await _act(policy, environment, transcript, trajectory, limits, temperature)
+    except ContextOverflow as error:
+        trajectory.stop, trajectory.error = StopReason.LENGTH, str(error)
     except (SandboxError, ModelError) as error:
         trajectory.stop, trajectory.error = StopReason.INFRASTRUCTURE, f"{type(error).__name__}: {error}"
     finally:
         policy.end(transcript)
+        transcript.settle(policy.format)
         trajectory.segments = transcript.segments
     return trajectory
 
@@ -71,6 +74,7 @@ async def _act(
 ) -> StopReason:
     """Step after step; returns why it stopped."""
     for _ in range(limits.max_steps):
+        transcript.settle(policy.format)
         room = min(limits.max_step_tokens, limits.max_length - len(transcript))
         if room <= 0:
             return StopReason.LENGTH
@@ -78,28 +82,56 @@ async def _act(
         transcript.take(step, Role.ACT)
         if not step.stopped:
             return StopReason.LENGTH
-        parsed: Parsed = policy.format.parse(step.ids)
+        parsed = step.parsed or policy.format.parse(step.ids)
+        transcript.messages.append(_message(parsed))
         if parsed.failure is not None:
-            trajectory.error = parsed.failure
+            trajectory.error = f"{parsed.failure.value}: {parsed.detail}"
             return StopReason.PARSE
         if parsed.reply is not None:
             trajectory.reply = parsed.reply
             return StopReason.REPLIED
-        for call in parsed.calls:
-            transcript.give(policy.format.tool_header(), Author.TOOL)
-            exchange = await _answer(policy, environment, call, transcript)
+        for number, item in enumerate(parsed.items):
+            transcript.say(policy.format.tool_header(first=number == 0))
+            if item.call is None:
+                trajectory.malformed += 1
+                _observe(policy, transcript, _complaint(item), item.call)
+                continue
+            exchange = await _answer(policy, environment, item.call, transcript)
             if exchange is None:
                 return StopReason.LENGTH
             trajectory.exchanges.append(exchange)
-        transcript.give(policy.format.act_header(), Author.ASSISTANT)
+        transcript.say(policy.format.act_header())
     return StopReason.STEPS
+
+
+def _message(parsed: Parsed) -> Message:
+    return Message(author=Author.ASSISTANT, content=parsed.text, calls=parsed.calls, reasoning=parsed.reasoning)
+
+
+def _complaint(item: ParsedCall) -> dict[str, str]:
+    """What a call that could not be read is answered with, so that every call has its answer."""
+    assert item.failure is not None
+    return {"error": item.failure.value, "message": item.detail}
 
 
 async def _answer(policy: Policy, environment: Environment, call: ToolCall, transcript: Transcript) -> Exchange | None:
     """An invalid call is answered here; a valid one by the environment."""
     invalid = invalid_call(environment.spec, call)
-    if invalid is None:
-        return await environment.respond(call, transcript)
-    text = dump_line(invalid)
-    transcript.give(policy.format.response(text), Author.TOOL)
-    return Exchange(call=call, response=invalid, text=text)
+    if invalid is not None:
+        return Exchange(call=call, response=invalid, text=_observe(policy, transcript, invalid, call))
+    exchange = await environment.respond(call, transcript)
+    if exchange is not None:
+        transcript.messages.append(_tool_message(exchange.text, call))
+    return exchange
+
+
+def _observe(policy: Policy, transcript: Transcript, response: dict[str, Any], call: ToolCall | None) -> str:
+    """Give a response that the loop itself makes; returns its text."""
+    text = dump_line(response)
+    transcript.say(*policy.format.answer(text))
+    transcript.messages.append(_tool_message(text, call))
+    return text
+
+
+def _tool_message(text: str, call: ToolCall | None) -> Message:
+    return Message(author=Author.TOOL, content=text, call_id=call.id if call else "", name=call.name if call else "")

@@ -28,16 +28,8 @@ from pydantic import ValidationError
 
 from envace.errors import DataError
 from envace.scenarios.schema import Scenario
-from envace.types import ToolSpec
-
-JSON_TYPES = {
-    "str": "string",
-    "int": "integer",
-    "float": "number",
-    "bool": "boolean",
-    "list": "array",
-    "dict": "object",
-}
+from envace.scenarios.tools import public_methods, tool_from_method
+from envace.types import Author, Message, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,6 +49,8 @@ class EnvironmentSpec:
     code: str
     has_oracle: bool
     """Whether the code defines `solve`."""
+    examples: tuple[Message, ...] = ()
+    """Worked conversations that every prompt shows before its own instruction."""
 
     def definition(self) -> dict[str, Any]:
         """What the worker process needs to run it."""
@@ -138,7 +132,10 @@ def read_environment(path: Path, *, name: str) -> EnvironmentSpec:
         raise DataError(f"{path} must define exactly one public class; found: {found}.")
     entry = classes[0]
     tables, lookups = _literal(path, entry, "STATE", {}), _literal(path, entry, "LOOKUPS", {})
-    tools = tuple(_tool(node, lookups) for node in entry.body if _is_tool(node))
+    tools = tuple(
+        tool_from_method(node, effect="query" if node.name in lookups else "state_change")
+        for node in public_methods(entry)
+    )
     _check_names(path, tables, lookups, tools)
     return EnvironmentSpec(
         id=name,
@@ -180,34 +177,13 @@ def _literal(path: Path, entry: ast.ClassDef, name: str, default: Any) -> Any:
     return default
 
 
-def _is_tool(node: ast.stmt) -> bool:
-    return isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-
-
-def _tool(node: ast.stmt, lookups: dict[str, str]) -> ToolSpec:
-    assert isinstance(node, ast.FunctionDef)
-    positional = node.args.posonlyargs + node.args.args
-    arguments = positional[1:] + node.args.kwonlyargs
-    optional = {argument.arg for argument in positional[len(positional) - len(node.args.defaults) :]}
-    optional |= {a.arg for a, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if default}
-    return ToolSpec(
-        name=node.name,
-        description=(ast.get_docstring(node) or "").split("\n\n")[0],
-        parameters={
-            "type": "object",
-            "properties": {argument.arg: _schema(argument.annotation) for argument in arguments},
-            "required": [argument.arg for argument in arguments if argument.arg not in optional],
-            "additionalProperties": False,
-        },
-        effect="query" if node.name in lookups else "state_change",
-    )
-
-
-def _schema(annotation: ast.expr | None) -> dict[str, Any]:
-    """The JSON Schema of a plain annotation; anything else is left open."""
-    text = ast.unparse(annotation) if annotation is not None else ""
-    base = JSON_TYPES.get(text.split("[")[0])
-    return {"type": base} if base else {}
+def opening(spec: EnvironmentSpec, scenario: Scenario) -> list[Message]:
+    """The messages before the first acting step: what the environment is and demands, examples, the instruction."""
+    rules = "\n".join(f"- {rule}" for rule in spec.rules)
+    system = "\n\n".join(part for part in (spec.introduction, rules and f"Rules:\n{rules}") if part)
+    said = Message(author=Author.USER, content=scenario.instruction)
+    told = [Message(author=Author.SYSTEM, content=system)] if system else []
+    return [*told, *spec.examples, said]
 
 
 def dump_line(value: Any) -> str:

@@ -5,7 +5,7 @@ In the `shared` layout a trajectory is one row: both roles sampled in one growin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,18 +101,6 @@ def _row(number: int, trajectory: Trajectory, credit: dict[tuple[int, int], floa
             advantages[part] = credit[number, position]
             logprobs[part] = segment.logprobs
     return Row(ids=ids, policy=policy, anchor=anchor, advantages=advantages, logprobs=logprobs, rehearse=rehearse)
-
-
-def buckets(lengths: Sequence[int], *, max_tokens: int) -> Iterator[list[int]]:
-    """Indices of rows of like length, each batch at most `max_tokens` after padding (a longer row stands alone)."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
 
 
 def pad(arrays: Sequence[NDArray[np.generic]], value: int | float = 0) -> NDArray[np.generic]:

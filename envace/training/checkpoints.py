@@ -17,11 +17,13 @@ from typing import Any, Protocol
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from envace.errors import ModelError, RunError
-from envace.models.formats import StarterFormat
+from envace.models.chat import ChatFormat
+from envace.models.formats import CONTROL_TOKENS, StarterFormat
+from envace.training.lora import as_plain, has_lora, load_lora, lora_state, merged_state
 
 MANIFEST = "manifest.json"
 STATE = "training_state.pt"
@@ -32,30 +34,66 @@ class Loaded:
     """A model ready to sample and to train, with its format."""
 
     model: PreTrainedModel
-    format: StarterFormat
+    format: StarterFormat | ChatFormat
 
 
-def load_model(path: Path) -> Loaded:
-    """Load a model folder (config, safetensors, tokenizer) in float32.
+def load_model(
+    path: Path | str, *, dtype: str = "float32", device: str = "cpu", thinking: bool | None = None
+) -> Loaded:
+    """Load a model folder (config, safetensors, tokenizer), or a model of the hub by its name.
+
+    Args:
+        path: A folder, or `owner/name`.
+        dtype: `float32` or `bfloat16`.
+        device: `cpu`, `cuda`, or `auto` (a GPU if there is one).
+        thinking: Passed on to the chat template, for families that can think or not.
 
     Raises:
-        ModelError: It is missing, damaged, or its tokenizer is not of a format we know.
+        ModelError: It is missing, damaged, too big for the device, or its tokenizer's template cannot be used.
     """
-    if not (path / "config.json").exists():
-        raise ModelError(f"{path} is not a model folder: it has no config.json.")
-    verify(path)
+    local = isinstance(path, Path)
+    if isinstance(path, Path):
+        if not (path / "config.json").exists():
+            raise ModelError(f"{path} is not a model folder: it has no config.json.")
+        verify(path)
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, local_files_only=True)
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=local)
+        model = model.to(device=_device(device))
     except Exception as error:  # transformers raises many kinds for a folder it cannot read; the boundary is here
         raise ModelError(f"cannot load a model from {path}: {type(error).__name__}: {error}"[:500]) from error
-    return Loaded(model=model, format=StarterFormat(tokenizer))
+    return Loaded(model=model, format=format_of(tokenizer, model, thinking=thinking))
+
+
+def format_of(
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, *, thinking: bool | None = None
+) -> StarterFormat | ChatFormat:
+    """The starter's format for its tokenizer, else what the tokenizer's chat template says."""
+    if set(CONTROL_TOKENS) <= set(tokenizer.get_vocab()):
+        return StarterFormat(tokenizer)
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    return ChatFormat(tokenizer, ends=[ends] if isinstance(ends, int) else ends or [], thinking=thinking)
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device is cuda, and torch sees no GPU. Use device=cpu, or a torch built for your driver.")
+    return name
 
 
 def save_model(path: Path, loaded: Loaded, *, dtype: torch.dtype = torch.float32) -> None:
     """Write a model folder whole, replacing an older one only once the new one is complete."""
-    _whole(path, lambda folder: _write_model(folder, loaded, dtype))
+    save_weights(path, loaded.model, loaded.format.tokenizer, dtype=dtype)
+
+
+def save_weights(
+    path: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype = torch.float32
+) -> None:
+    """As `save_model`, of a model that has no format (yet)."""
+    _whole(path, lambda folder: _write_model(folder, model, tokenizer, dtype))
 
 
 class Stateful(Protocol):
@@ -69,8 +107,9 @@ def save_checkpoint(path: Path, loaded: Loaded, optimizer: Stateful, state: dict
     """Write a checkpoint to resume from. Raises RunError when the disk refuses; older checkpoints stay."""
 
     def write(folder: Path) -> None:
-        _write_model(folder, loaded, torch.float32)
-        torch.save({"optimizer": optimizer.state_dict(), **state}, folder / STATE)
+        _write_model(folder, loaded.model, loaded.format.tokenizer, torch.float32)
+        adapters = lora_state(loaded.model)
+        torch.save({"optimizer": optimizer.state_dict(), "adapters": adapters, **state}, folder / STATE)
 
     _whole(path, write)
 
@@ -83,8 +122,11 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def load_weights(model: PreTrainedModel, path: Path) -> None:
-    """Load a checkpoint's weights into a model of the same shape."""
-    safetensors.torch.load_model(model, str(path / "model.safetensors"))
+    """Load a checkpoint's weights into a model of the same shape; of one with adapters, only these."""
+    if has_lora(model):
+        load_lora(model, load_state(path)["adapters"])
+    else:
+        safetensors.torch.load_model(model, str(path / "model.safetensors"))
 
 
 def latest(folder: Path, *, prefix: str = "update") -> Path | None:
@@ -120,7 +162,7 @@ def verify(path: Path) -> None:
         if not isinstance(hashes, dict):
             raise ValueError(f"{MANIFEST} is not a JSON object")
         for name, expected in hashes.items():
-            if _hash(path / name) != expected:
+            if file_hash(path / name) != expected:
                 raise ModelError(
                     f"{path / name} is damaged: its content is not what was written. Use another checkpoint."
                 )
@@ -128,14 +170,15 @@ def verify(path: Path) -> None:
         raise ModelError(f"{path} is damaged: {error}") from None
 
 
-def _write_model(folder: Path, loaded: Loaded, dtype: torch.dtype) -> None:
+def _write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype) -> None:
     transformers_logging.disable_progress_bar()
-    state = loaded.model.state_dict()
+    state = merged_state(model)
     # Tied weights must stay one tensor, or they are written twice.
     converted = {tensor.data_ptr(): tensor.to(dtype) for tensor in state.values()}
     tied = {name: converted[tensor.data_ptr()] for name, tensor in state.items()}
-    loaded.model.save_pretrained(folder, state_dict=tied)
-    loaded.format.tokenizer.save_pretrained(folder)
+    with as_plain(model):
+        model.save_pretrained(folder, state_dict=tied)
+    tokenizer.save_pretrained(folder)
 
 
 def _whole(path: Path, write: Any) -> None:
@@ -145,7 +188,7 @@ def _whole(path: Path, write: Any) -> None:
     try:
         partial.mkdir(parents=True)
         write(partial)
-        hashes = {file.name: _hash(file) for file in sorted(partial.iterdir()) if file.is_file()}
+        hashes = {file.name: file_hash(file) for file in sorted(partial.iterdir()) if file.is_file()}
         (partial / MANIFEST).write_text(json.dumps(hashes, indent=1))
         _swap(partial, path)
     except (
@@ -172,5 +215,10 @@ def _swap(new: Path, path: Path) -> None:
     shutil.rmtree(older, ignore_errors=True)
 
 
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envace.models.formats import StarterFormat
+from envace.models.formats import Format
 from envace.sandbox import Worker
-from envace.scenarios import EnvironmentSpec, Expected, Scenario
+from envace.scenarios import EnvironmentSpec, Expected, Scenario, opening
 from envace.scenarios.packages import dump_line
 from envace.scenarios.schema import Call
+from envace.types import Author, Message, ToolCall
 
 BATCH = 500
 """Demonstrations a request to the worker."""
@@ -76,12 +77,17 @@ def _shape(text: str) -> str:
 
 
 def _other_digits(name: str, *, taken: set[str], random: np.random.Generator) -> str:
-    """The name with other digits, none newly 0; the name itself if nothing free was drawn."""
+    """The name with other digits, none newly led by 0; the name itself if nothing free was drawn."""
     for _ in range(100):
-        drawn = re.sub("[0-9]", lambda digit: str(random.integers(digit[0] != "0", 10)), name)
+        drawn = re.sub("[0-9]", lambda found: _digit(found, random), name)
         if drawn not in taken:
             return drawn
     return name
+
+
+def _digit(found: re.Match[str], random: np.random.Generator) -> str:
+    leads = found.start() == 0 or not found.string[found.start() - 1].isdigit()
+    return str(random.integers(leads and found[0] != "0", 10))
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -112,19 +118,32 @@ def expected_of(demonstration: dict[str, Any]) -> Expected:
     )
 
 
+def conversation(demonstration: dict[str, Any], instruction: str) -> list[Message]:
+    """A demonstration as messages: the instruction, calls and responses, the reply."""
+    messages = [Message(author=Author.USER, content=instruction)]
+    for made in demonstration["calls"]:
+        call = ToolCall(name=made["name"], arguments=made["arguments"])
+        messages += [
+            Message(author=Author.ASSISTANT, calls=(call,)),
+            Message(author=Author.TOOL, content=dump_line(made["response"]), name=call.name),
+        ]
+    return [*messages, Message(author=Author.ASSISTANT, content=demonstration["reply"])]
+
+
 def supervised_row(
-    format: StarterFormat, spec: EnvironmentSpec, scenario: Scenario, demonstration: dict[str, Any]
+    form: Format, spec: EnvironmentSpec, scenario: Scenario, demonstration: dict[str, Any]
 ) -> SupervisedRow:
     """One row: acting steps and responses are learned, headers and prompt are not."""
-    parts: list[tuple[list[int], bool]] = [(format.open(spec.tools, scenario.instruction), False)]
-    for call in demonstration["calls"]:
+    parts = [(form.open(spec.tools, opening(spec, scenario)), False)]
+    for made in demonstration["calls"]:
+        call = ToolCall(name=made["name"], arguments=made["arguments"])
         parts += [
-            (format.call(call["name"], dump_line(call["arguments"])), True),
-            (format.tool_header(), False),
-            (format.response(dump_line(call["response"])), True),
-            (format.act_header(), False),
+            (form.written(Message(author=Author.ASSISTANT, calls=(call,))), True),
+            (form.encode([form.tool_header()]), False),
+            (form.encode(form.answer(dump_line(made["response"]))), True),
+            (form.encode([form.act_header()]), False),
         ]
-    parts.append((format.reply(demonstration["reply"]), True))
+    parts.append((form.written(Message(author=Author.ASSISTANT, content=demonstration["reply"])), True))
     return SupervisedRow(
         ids=np.array([token for ids, _ in parts for token in ids], dtype=np.int64),
         learn=np.array([learn for ids, learn in parts for _ in ids], dtype=np.bool_),

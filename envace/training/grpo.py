@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import resource
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,16 @@ from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario
 from envace.training.batches import training_rows
 from envace.training.checkpoints import Loaded, latest, load_state, load_weights, prune, save_checkpoint
+from envace.training.lora import add_lora
 from envace.training.metrics import group_metrics
 from envace.training.recipe import Recipe
-from envace.training.update import LossSettings, update
+from envace.training.update import LossSettings, reference_of, update
 from envace.types import Group
 
 Evaluate = Callable[[Loaded, int], Awaitable[dict[str, Any]]]
 """Evaluates a model after so many updates; given by whoever starts the training."""
 
+GB = 1e9
 MIN_SCORED_SHARE = 0.5
 """With fewer scored trajectories in an update than this share, the run ends: it would train on survivors."""
 
@@ -47,11 +49,13 @@ class Trainer:
     """Called with the metrics of every update."""
 
     def __post_init__(self) -> None:
-        self.optimizer = torch.optim.AdamW(
-            self.loaded.model.parameters(), lr=self.recipe.learning_rate, weight_decay=0.0
-        )
+        model = self.loaded.model
+        if self.recipe.lora is not None:
+            add_lora(model, self.recipe.lora, seed=self.recipe.seed)
+        learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(learned, lr=self.recipe.learning_rate, weight_decay=0.0)
         needs_reference = self.recipe.loss.kl > 0 or (self.recipe.anchored and self.recipe.loss.anchor_kl > 0)
-        self.reference = copy.deepcopy(self.loaded.model).eval() if needs_reference else None
+        self.reference = reference_of(model) if needs_reference else None
         self.done = 0
 
     def resume(self) -> int:
@@ -127,6 +131,7 @@ class Trainer:
             "seconds_update": ended - sampled,
             "rollout_tokens_per_s": policy.sampled_tokens / (sampled - started),
             "update_tokens_per_s": losses["trained_tokens"] / (ended - sampled),
+            "memory_gb": peak_memory(self.loaded.model.device),
         }
 
     def _pick(self, number: int) -> list[Scenario]:
@@ -173,3 +178,10 @@ class Trainer:
         path = self.folder.checkpoints / f"update-{number:06d}"
         save_checkpoint(path, self.loaded, self.optimizer, {"updates": number})
         prune(self.folder.checkpoints, self.recipe.keep_checkpoints)
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most memory that this process has held so far, GB: of the GPU where the model is there, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB

@@ -75,6 +75,17 @@ class LossSection(Section):
     anchor_kl: float = Field(0.1, ge=0)
     """Weight of the full KL to the starting policy on look-up tokens."""
     max_grad_norm: float = Field(1.0, gt=0)
+    max_batch_tokens: int = Field(8192, ge=1)
+    """Padded tokens that go through the model at once; the update is the same whatever it is, memory is not."""
+
+
+class LoraSection(Section):
+    """Low-rank adapters."""
+
+    rank: int = Field(16, ge=1)
+    alpha: int = Field(32, ge=1)
+    targets: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the modules that get adapters."""
 
 
 class EvalSection(Section):
@@ -128,7 +139,17 @@ class Recipe(Section):
     """Updates between recordings of one group's trajectories."""
     threads: int = Field(1, ge=1)
     """Torch threads; more is slower on small models when cores are shared."""
-    device: Literal["cpu"] = "cpu"
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
+    """Where the model lives; `auto` takes a GPU if there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights, in sampling and training."""
+    thinking: bool | None = None
+    """Whether the model is asked to think before it acts, where its template can; None is the template's own way."""
+    shots: int = Field(0, ge=0)
+    """Worked examples that every prompt shows, for models that have not seen the tools: the oracle's demonstrations in
+    scenarios of the warm-up."""
+    lora: LoraSection | None = None
+    """Train low-rank adapters instead of the weights; needs `pip install peft`."""
 
     @field_validator("weights")
     @classmethod

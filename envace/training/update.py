@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from envace.errors import TrainingError
-from envace.training.batches import Row, buckets, pad
+from envace.models.ragged import buckets
+from envace.training.batches import Row, pad
+from envace.training.lora import has_lora, without_lora
 from envace.training.losses import entropy, kl_full, kl_k3, policy_loss
 
 
@@ -48,15 +52,39 @@ def hidden_states(model: PreTrainedModel, ids_BT: Tensor) -> Tensor:
     return output
 
 
+def scaled(model: PreTrainedModel, logits: Tensor) -> Tensor:
+    """What some families do to their head's output before it is a logit: scale it (Cohere, Granite), cap it (Gemma)."""
+    config = model.config.get_text_config()
+    logits = logits * (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
 def log_probabilities(model: PreTrainedModel, hidden_ND: Tensor, temperature: float) -> Tensor:
     """Log-softmax over the vocabulary at the sampling temperature, only for the tokens asked for. Shape (N, V)."""
-    logits = model.get_output_embeddings()(hidden_ND).float()
+    logits = scaled(model, model.get_output_embeddings()(hidden_ND).float())
     return torch.log_softmax(logits / temperature, -1)
+
+
+Reference = Callable[[Tensor, Tensor, float], Tensor]
+"""From ids (B, T), which of them are wanted (B, T), and a temperature, to log-probabilities (N, V)."""
+
+
+def reference_of(model: PreTrainedModel) -> Reference:
+    """The policy as it is now, for KLs: a copy, or for a model with adapters the model without them."""
+    adapted = has_lora(model)
+    frozen = model if adapted else copy.deepcopy(model).eval()
+
+    def reference(ids_BT: Tensor, wanted_BT: Tensor, temperature: float) -> Tensor:
+        with torch.no_grad(), without_lora(model) if adapted else nullcontext():
+            return log_probabilities(frozen, hidden_states(frozen, ids_BT)[wanted_BT], temperature)
+
+    return reference
 
 
 def update(
     model: PreTrainedModel,
-    reference: PreTrainedModel | None,
+    reference: Reference | None,
     optimizer: torch.optim.Optimizer,
     rows: Sequence[Row],
     *,
@@ -94,7 +122,7 @@ def update(
 
 def _loss(
     model: PreTrainedModel,
-    reference: PreTrainedModel | None,
+    reference: Reference | None,
     rows: list[Row],
     settings: LossSettings,
     temperature: float,
@@ -103,9 +131,10 @@ def _loss(
     pad_id: int,
 ) -> Tensor | None:
     """The share of one micro-batch in the loss of the update."""
-    ids_BT = torch.from_numpy(pad([row.ids for row in rows], pad_id))
+    device = model.device
+    ids_BT = torch.from_numpy(pad([row.ids for row in rows], pad_id)).to(device)
     policy_BT, anchor_BT, rehearse_BT, advantages_BT, old_BT = (
-        torch.from_numpy(pad([getattr(row, name) for row in rows]))[:, 1:]
+        torch.from_numpy(pad([getattr(row, name) for row in rows])).to(device)[:, 1:]
         for name in ("policy", "anchor", "rehearse", "advantages", "logprobs")
     )
     wanted_BT = policy_BT | anchor_BT
@@ -115,8 +144,7 @@ def _loss(
     log_NV = log_probabilities(model, hidden_states(model, inputs_BT)[wanted_BT], temperature)
     reference_NV = None
     if reference is not None:
-        with torch.no_grad():
-            reference_NV = log_probabilities(reference, hidden_states(reference, inputs_BT)[wanted_BT], temperature)
+        reference_NV = reference(inputs_BT, wanted_BT, temperature)
     policy_N, anchor_N = policy_BT[wanted_BT], anchor_BT[wanted_BT]
     chosen_N = log_NV.gather(1, targets_N[:, None])[:, 0]
     old_N, advantages_N = old_BT[wanted_BT], advantages_BT[wanted_BT]

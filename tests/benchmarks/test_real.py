@@ -18,8 +18,7 @@ from envace.rewards import Check
 from envace.rollout import Limits
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Expected, Scenario, read_environment
-from envace.scenarios.packages import dump_line
-from envace.types import Role, StopReason, Trajectory, Verdict
+from envace.types import Author, Message, Role, StopReason, ToolCall, Trajectory, Verdict
 
 LIMITS = Limits(max_length=2000, max_step_tokens=400, max_steps=20)
 
@@ -80,8 +79,12 @@ async def test_the_oracle_solves_everything(domain: str, starter_episodes: Any, 
         assert scenario.expected is not None
         calls = scenario.expected.calls
         if step < len(calls):
-            return list(form.call(calls[step].name, dump_line(calls[step].arguments)))
-        return list(form.reply(scenario.expected.reply))
+            return form.written(
+                Message(
+                    author=Author.ASSISTANT, calls=(ToolCall(name=calls[step].name, arguments=calls[step].arguments),)
+                )
+            )
+        return form.written(Message(author=Author.ASSISTANT, content=scenario.expected.reply))
 
     attempts = await evaluated(domain, starter_episodes, form, gold)
     assert [a.success for a in attempts] == [True] * 40
@@ -93,7 +96,12 @@ async def test_the_oracle_solves_everything(domain: str, starter_episodes: Any, 
 @pytest.mark.parametrize("reply", ["Done.", "Sorry, I cannot do that."])
 @pytest.mark.parametrize("domain", ["retail", "flights", "bank", "calendar"])
 async def test_doing_nothing_solves_nothing(domain: str, reply: str, starter_episodes: Any, form: Any) -> None:
-    attempts = await evaluated(domain, starter_episodes, form, lambda scenario, step: form.reply(reply))
+    attempts = await evaluated(
+        domain,
+        starter_episodes,
+        form,
+        lambda scenario, step: form.written(Message(author=Author.ASSISTANT, content=reply)),
+    )
     assert {a.scenario.feasible for a in attempts} == {True, False}
     summary = summarise(attempts)
     assert (summary["do"], summary["decline"], summary["undecided"]) == (0.0, 0.0, 0)
@@ -103,7 +111,7 @@ async def test_guessing_the_right_reply_solves_no_task(starter_episodes: Any, fo
     # Without its calls, even the oracle's own words are worth nothing: there is no evidence for them.
     def guess(scenario: Scenario, step: int) -> list[int]:
         assert scenario.expected is not None
-        return list(form.reply(scenario.expected.reply))
+        return form.written(Message(author=Author.ASSISTANT, content=scenario.expected.reply))
 
     attempts = await evaluated("retail", starter_episodes, form, guess)
     assert summarise([a for a in attempts if a.scenario.feasible])["do"] == 0.0

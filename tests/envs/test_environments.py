@@ -11,7 +11,7 @@ import pytest
 from envace.envs import ExecutableEnvironment, GroupWorld, RehearsedEnvironment, invalid_call
 from envace.errors import DataError
 from envace.models.policy import ScriptedPolicy
-from envace.models.transcripts import Transcript, random_stream
+from envace.models.transcripts import Transcript, open_transcript, random_stream
 from envace.rollout import Limits, rollout
 from envace.rollout.groups import Collector, Setting
 from envace.sandbox import Worker
@@ -155,7 +155,7 @@ async def test_an_ill_formed_response_is_not_stored_and_the_next_samples_anew(
 async def test_a_response_that_is_not_json_is_inconsistent_and_not_stored(
     rehearser: Callable[..., Rehearser], say: Any, form: Any, text: str
 ) -> None:
-    rehearsing = rehearser(form.response(text), say.response(ORDER))
+    rehearsing = rehearser(form.encode(form.answer(text)), say.response(ORDER))
     environment = await rehearsing.environment(max_tokens=10_000, max_length=20_000)
     bad, _ = await ask(environment, call())
     assert (bad.consistency, bad.response, bad.text) == (Consistency.INCONSISTENT, None, text)
@@ -368,15 +368,15 @@ async def test_an_invalid_call_is_answered_before_either_environment(
         )
         assert made.stop is StopReason.REPLIED  # the episode went on
         [exchange] = made.exchanges
-        assert exchange.response == {"error": error}
+        assert exchange.response["error"] == error
         assert exchange.consistency is None  # it says nothing of the rehearser
-        [answer] = [s for s in made.segments if s.author is Author.TOOL and s.ids != policy.format.tool_header()]
+        [answer] = [s for s in made.segments if s.author is Author.TOOL]
         assert (answer.role, answer.learn) == (None, Learn.NOTHING)
     assert worker.real_calls == 0
 
 
 def new_prompt(policy: ScriptedPolicy, spec: EnvironmentSpec, scenario: Scenario) -> Transcript:
-    return Transcript(policy.format.open(spec.tools, scenario.instruction), random=random_stream(0))
+    return open_transcript(policy.format, spec, scenario, random=random_stream(0))
 
 
 def test_a_valid_call_is_left_to_the_environment(retail: EnvironmentSpec) -> None:

@@ -11,7 +11,7 @@ from envace.envs import ExecutableEnvironment
 from envace.fidelity import Comparison, Probe, fidelity_scores, measure, record_probes, replay
 from envace.fidelity.compare import error_class, shape
 from envace.models.policy import ScriptedPolicy
-from envace.models.transcripts import Transcript, random_stream
+from envace.models.transcripts import open_transcript, random_stream
 from envace.rollout import Limits, rollout
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario
@@ -155,7 +155,7 @@ async def test_a_response_that_cannot_be_read_counts_against_the_rehearser(
     worker: Worker, retail: EnvironmentSpec, cancel_task: Callable[..., Scenario], form: Any, text: str
 ) -> None:
     probes = await record_probes(worker, retail, episode())
-    policy = ScriptedPolicy(form, lambda history, role: form.response(text))
+    policy = ScriptedPolicy(form, lambda history, role: form.encode(form.answer(text)))
     found = await measure(policy, [(cancel_task(), retail, probes)], max_tokens=10_000)
     assert not any(c.readable for c in found)
     assert fidelity_scores(found)["values"] == 0.0
@@ -181,10 +181,11 @@ async def test_replay_gives_the_real_responses_to_the_calls_of_a_trajectory(
         say.reply("Done."),
     ]
     policy, scenario = script(acts), cancel_task()
-    prompt = Transcript(policy.format.open(retail.tools, scenario.instruction), random=random_stream(0))
+    prompt = open_transcript(policy.format, retail, scenario, random=random_stream(0))
     environment = ExecutableEnvironment(retail, scenario, worker=worker, policy=policy)
     limits = Limits(max_length=1000)
     made = await rollout(policy, environment, scenario, prompt, limits=limits, temperature=1.0)
     real = await replay(worker, retail, scenario, made)
-    assert real == [ORDER, CANCELLED, {"error": "unknown_tool"}, {"error": "already_cancelled"}]
+    assert [answer.get("error") for answer in real] == [None, None, "unknown_tool", "already_cancelled"]
+    assert real[:2] == [ORDER, CANCELLED]
     assert real == [exchange.response for exchange in made.exchanges]

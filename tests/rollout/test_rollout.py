@@ -12,9 +12,9 @@ import pytest
 
 from envace.envs import ExecutableEnvironment
 from envace.errors import DeadlineError, ModelError
-from envace.models.formats import CALL, TOOL
+from envace.models.formats import ASSISTANT, CALL, TOOL
 from envace.models.policy import ScriptedPolicy
-from envace.models.transcripts import Transcript, random_stream
+from envace.models.transcripts import Transcript, open_transcript, random_stream
 from envace.rollout import Limits, rollout
 from envace.rollout.groups import Collector, Setting
 from envace.sandbox import Worker
@@ -33,7 +33,7 @@ def play(worker: Worker, retail: EnvironmentSpec, cancel_task: Task, script: Any
 
     async def run(*acts: list[int], **limits: int) -> Trajectory:
         policy, scenario = script(acts), cancel_task()
-        prompt = Transcript(policy.format.open(retail.tools, scenario.instruction), random=random_stream(0))
+        prompt = open_transcript(policy.format, retail, scenario, random=random_stream(0))
         environment = ExecutableEnvironment(retail, scenario, worker=worker, policy=policy)
         return await rollout(
             policy, environment, scenario, prompt, limits=Limits(**limits), temperature=1.0, group=3, index=2
@@ -54,11 +54,9 @@ async def test_the_transcript_is_what_was_said_token_by_token(play: Any, say: An
     look, reply = say.call("get_order", **LOOKUP), say.reply("Done.")
     made = await play(look, reply)
     parts = [
-        (form.open(retail.tools, "cancel order #W111111, please"), Author.USER, None),
+        (form.open(retail.tools, say.user("cancel order #W111111, please")), Author.USER, None),
         (look, Author.ASSISTANT, Role.ACT),
-        (form.tool_header(), Author.TOOL, None),
-        (say.response(ORDER), Author.TOOL, None),
-        (form.act_header(), Author.ASSISTANT, None),
+        ([say.control(TOOL), *say.response(ORDER), say.control(ASSISTANT)], Author.TOOL, None),
         (reply, Author.ASSISTANT, Role.ACT),
     ]
     assert [(s.ids, s.author, s.role) for s in made.segments] == parts
@@ -66,10 +64,10 @@ async def test_the_transcript_is_what_was_said_token_by_token(play: Any, say: An
 
 
 async def test_parse(play: Any, say: Any, form: Any) -> None:
-    broken = [say.control(CALL), *form.text("get_order {order_id"), *form.reply("")]
+    broken = [say.control(CALL), *form.encode(["get_order {order_id"]), *say.reply("")]
     made = await play(broken)
     assert made.stop is StopReason.PARSE
-    assert made.error.startswith("arguments of 'get_order' are not JSON")
+    assert made.error.startswith("not_json: arguments of 'get_order' are not JSON")
     assert (made.reply, made.exchanges) == (None, [])
     assert made.segments[-1].ids == broken  # it is kept, and trained on
 
@@ -92,7 +90,10 @@ async def test_length_in_the_middle_of_a_step(play: Any, say: Any) -> None:
 
 
 async def test_length_of_the_whole_transcript(play: Any, say: Any, form: Any, retail: EnvironmentSpec) -> None:
-    prompt, look = len(form.open(retail.tools, "cancel order #W111111, please")), say.call("get_order", **LOOKUP)
+    prompt, look = (
+        len(form.open(retail.tools, say.user("cancel order #W111111, please"))),
+        say.call("get_order", **LOOKUP),
+    )
     made = await play(look, say.reply("Done."), max_length=prompt + len(look))
     assert made.stop is StopReason.LENGTH
     assert len(made.exchanges) == 1  # the call was made and answered; there was no room for another step
@@ -252,20 +253,20 @@ async def test_a_failing_policy_gives_infrastructure_with_its_text(
 
 @pytest.mark.parametrize("text", ["\u2028", "\x00", "<|end|><|call|>", "漢字 🙂"])
 async def test_unusual_text_from_a_tool_comes_back_as_it_was(
-    deadly: EnvironmentSpec, script: Any, form: Any, text: str
+    deadly: EnvironmentSpec, script: Any, say: Any, text: str
 ) -> None:
-    act = form.call("echo", json.dumps({"text": text}))
+    act = say.written("echo", json.dumps({"text": text}))
     async with Worker([deadly.definition()]) as worker:
-        [made] = await collect(script([act, form.reply("Done.")]), worker, deadly, [deadly_task("a", "please")])
+        [made] = await collect(script([act, say.reply("Done.")]), worker, deadly, [deadly_task("a", "please")])
     assert made.stop is StopReason.REPLIED
     assert made.exchanges[0].response == {"text": text}
 
 
-async def test_half_a_surrogate_pair_from_a_tool_ends_no_batch(deadly: EnvironmentSpec, script: Any, form: Any) -> None:
+async def test_half_a_surrogate_pair_from_a_tool_ends_no_batch(deadly: EnvironmentSpec, script: Any, say: Any) -> None:
     # JSON can name half a pair ("\\ud800", six plain characters that a policy can sample); no encoding can write it.
-    act = form.call("echo", '{"text": "\\ud800"}')
+    act = say.written("echo", '{"text": "\\ud800"}')
     async with Worker([deadly.definition()]) as worker:
-        [made] = await collect(script([act, form.reply("Done.")]), worker, deadly, [deadly_task("a", "please")])
+        [made] = await collect(script([act, say.reply("Done.")]), worker, deadly, [deadly_task("a", "please")])
     assert made.stop is StopReason.REPLIED
 
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envace.errors import TrainingError
-from envace.training.batches import Row, buckets, pad, training_rows
+from envace.models.ragged import buckets
+from envace.training.batches import Row, pad, training_rows
 from envace.types import Author, Group, Learn, Role, Segment, StopReason, Trajectory
 
 

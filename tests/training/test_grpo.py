@@ -23,7 +23,7 @@ from envace.training.recipe import Recipe, load_recipe
 from envace.training.sft import MuonAdam, sft_step
 from envace.types import Group, StopReason, Trajectory
 
-TIMING = ("seconds_rollout", "seconds_update", "rollout_tokens_per_s", "update_tokens_per_s")
+TIMING = ("seconds_rollout", "seconds_update", "rollout_tokens_per_s", "update_tokens_per_s", "memory_gb")
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -59,9 +59,9 @@ def warm(new_tiny: Callable[..., Any], form: StarterFormat, retail: EnvironmentS
     ]
     rows = []
     for ending in endings:
-        parts = [(form.open(retail.tools, "cancel order #W111111, please"), False)]
+        parts = [(form.open(retail.tools, say.user("cancel order #W111111, please")), False)]
         for number, step in enumerate(ending):
-            header = form.tool_header() if number % 2 else form.act_header()
+            header = form.encode([form.tool_header() if number % 2 else form.act_header()])
             parts += [(step, True)] if number == 0 else [(header, False), (step, True)]
         rows.append(
             SupervisedRow(

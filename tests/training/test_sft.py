@@ -14,7 +14,7 @@ from envace.errors import TrainingError
 from envace.models.formats import StarterFormat
 from envace.models.transcripts import random_stream
 from envace.sandbox import Worker
-from envace.scenarios import EnvironmentSpec, Scenario
+from envace.scenarios import EnvironmentSpec, Scenario, opening
 from envace.training.demonstrations import SupervisedRow, demonstrate, supervised_row, under_fresh_ids
 from envace.training.sft import MuonAdam, batches, schedule, sft_step, supervised_loss
 
@@ -61,7 +61,7 @@ async def test_both_roles_are_learned_and_nothing_else(
         '{"order_id":"#W111111","customer_id":"CU222222","item":"lamp","status":"pending","total":120}<|end|>'
         '<|call|>cancel_order {"order_id":"#W111111"}<|end|>{"status":"cancelled"}<|end|>Done, refund 120.<|end|>'
     )
-    assert given == form.decode(form.open(retail.tools, task.instruction)) + 2 * "<|tool|><|assistant|>"
+    assert given == form.decode(form.open(retail.tools, opening(retail, task))) + 2 * "<|tool|><|assistant|>"
 
 
 def row(ids: list[int], learn: list[int]) -> SupervisedRow:
@@ -144,7 +144,7 @@ def test_fresh_ids_change_an_id_alike_wherever_it_stands_and_nothing_else() -> N
     after = under_fresh_ids(before, random_stream(0))
     assert after.state is not None
     new, friend = after.goal["member"], after.state["members"][after.goal["member"]]["friend"]
-    assert re.fullmatch("MB[1-9]{6}", new)
+    assert re.fullmatch("MB[1-9][0-9]{5}", new)
     assert new not in ("MB123456", "MB654321", "MB999999", friend)
     assert after.instruction == before.instruction.replace("Book MB123456 ", f"Book {new} ")
     assert list(after.state["members"]) == [new, friend]
@@ -158,6 +158,13 @@ def test_fresh_ids_change_an_id_alike_wherever_it_stands_and_nothing_else() -> N
 def test_fresh_ids_depend_on_the_stream_alone() -> None:
     drawn = [under_fresh_ids(gym_like(), random_stream(seed)).goal["member"] for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_every_digit_may_be_drawn_but_a_leading_zero() -> None:
+    # An id without zeros must not teach that there are none: "074" would then never have been copied.
+    drawn = [under_fresh_ids(gym_like(), random_stream(seed)).goal["member"][2:] for seed in range(200)]
+    assert {letter for name in drawn for letter in name[1:]} == set("0123456789")
+    assert {name[0] for name in drawn} == set("123456789")
 
 
 def test_a_scenario_without_ids_stays() -> None:

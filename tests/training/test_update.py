@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from envace.errors import TrainingError
 from envace.training.batches import Row
-from envace.training.update import LossSettings, update
+from envace.training.update import LossSettings, reference_of, update
 
 New = Callable[..., LlamaForCausalLM]
 
@@ -58,7 +58,7 @@ def step(
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     return update(
         model,
-        reference,
+        None if reference is None else reference_of(reference),
         optimizer,
         rows,
         settings=LossSettings(**settings),  # type: ignore[arg-type]
