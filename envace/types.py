@@ -142,6 +142,8 @@ class ParsedCall:
     """Position of its first character in the step's text."""
     end: int = 0
     """Position after its last character."""
+    id: str = ""
+    """What an endpoint named it, so that even a call that cannot be read is answered under its name."""
     repairs: tuple[str, ...] = ()
     """What was mended to read it, in the order it was done; empty in strict parsing."""
 
@@ -222,6 +224,8 @@ class Segment:
     learn: Learn = Learn.NOTHING
     logprobs: list[float] | None = None
     """Log-probability of each id under the sampling distribution, nats; None for given tokens."""
+    opens_row: bool = False
+    """Whether it is a prompt that does not extend what stood before it: a new row of training begins with it."""
 
 
 @dataclass(frozen=True, kw_only=True)

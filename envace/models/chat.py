@@ -95,6 +95,8 @@ class ChatFormat:
         self._stop = frozenset(vocabulary[token] for token in self._control - {*KEPT, *TAGS})
         self._ends = frozenset({vocabulary[self.learned.end], *ends})
         self.pad_id = _first(tokenizer.pad_token_id, tokenizer.eos_token_id, vocabulary[self.learned.end])
+        # A model whose template knows no reasoning may well write its tags in a reply.
+        self._reasoning = ("<think>", "</think>") if "</think>" in str(tokenizer.chat_template) else None
         self.dialect = dialect or _dialect(self._text(self._written_call()))
 
     @property
@@ -133,14 +135,14 @@ class ChatFormat:
         tag = self.learned.response_end.strip()
         return tag if role is Role.REHEARSE and tag not in self._control - set(TAGS) else None
 
-    def parse(self, ids: Sequence[int]) -> Parsed:
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Parsed:
         """Calls, text and reasoning of a step that ended with an end-of-turn token."""
         if not ids or ids[-1] not in self._ends:
             return Parsed(failure=CallFailure.NO_END, detail="the step does not end with an end-of-turn token")
         text = self.decode(ids[:-1])
         if self.learned.opening_header.rstrip().endswith("<think>"):
             text = "<think>" + text
-        return parse(text, self.dialect, mode=self.mode)
+        return parse(text, self.dialect, mode=self.mode, tools=tools, reasoning_tags=self._reasoning)
 
     def response_text(self, ids: Sequence[int]) -> str | None:
         """The text before its end tag; None where that is missing or a special token stands before it."""
@@ -208,12 +210,12 @@ def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
 
 def _template(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> Template:
     """The template with tools if it knows them, else with tools in plain text."""
-    for quotes in (False, True):
-        template = Template(tokenizer, native=True, quotes=quotes, options=options)
+    for native, quotes, speaks in ((True, False, False), (True, True, False), (False, False, True)):
+        template = Template(tokenizer, native=native, quotes=quotes, speaks=speaks, options=options)
         try:
             text = template.render(_conversation(1), [PROBE], open=True)
         except ModelError:
-            break
+            continue
         if PROBE.description in text and ARGUMENT in text and FIRST in text:
             return template
     return Template(tokenizer, native=False, options=options)

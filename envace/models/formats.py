@@ -75,8 +75,8 @@ class Format(Protocol):
     def stop_text(self, role: Role) -> str | None:
         """A text that ends a sampled step of this role as well; None where tokens tell."""
 
-    def parse(self, ids: Sequence[int]) -> Parsed:
-        """What a sampled acting step says."""
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Parsed:
+        """What a sampled acting step says; the tools that were offered tell apart what their schemas decide."""
 
     def response_text(self, ids: Sequence[int]) -> str | None:
         """Text of a rehearsed response; None where it did not end as one."""
@@ -190,7 +190,7 @@ class StarterFormat:
         """None: tokens tell."""
         return None
 
-    def parse(self, ids: Sequence[int]) -> Parsed:
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Parsed:
         """Calls or a reply; a step that does not end in `<|end|>` is malformed."""
         if not ids or ids[-1] != self._end:
             return Parsed(failure=CallFailure.NO_END, detail="the step does not end with its end token")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 TOOL_PROMPT = (
     "You can call tools. To call one, write\n"
     '<tool_call>\n{"name": "the tool", "arguments": {"an argument": "its value"}}\n</tool_call>\n'
-    "and nothing else; a message may hold several such blocks. What a tool returns comes back within "
-    "<tool_response></tool_response>. When there is nothing left to call, reply in plain words.\n"
+    "and nothing else; a message may hold several such blocks. What a tool returns comes back {where}. "
+    "When there is nothing left to call, reply in plain words.\n"
     "The tools:\n<tools>\n{tools}\n</tools>"
 )
 """How tools are told to a model whose template knows none."""
@@ -28,12 +28,19 @@ TOOL_PROMPT = (
 class Template:
     """Renders conversations as text, control tokens included.
 
-    Where the template knows no tools (`native` False), calls and responses are written into the contents of assistant
-    and user messages, in the Hermes way, and the tools into the system message.
+    Where the template knows no tools (`native` False), calls are written into the contents of assistant
+    messages, in the Hermes way, and the tools into the system message; responses come from the author `tool` if the
+    template lets any author speak, else within tags from the user.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, native: bool, quotes: bool = False, options: Mapping[str, Any]
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        native: bool,
+        quotes: bool = False,
+        speaks: bool = False,
+        options: Mapping[str, Any],
     ) -> None:
         """Make one.
 
@@ -41,13 +48,15 @@ class Template:
             tokenizer: Its own template is used.
             native: Whether the template is trusted with tools, calls and responses.
             quotes: Whether the template writes a tool's text as a JSON string; JSON is then handed over parsed.
+            speaks: Whether a template that knows no tools lets the author `tool` speak.
             options: Further variables of the template, e.g. `enable_thinking`.
         """
         if not tokenizer.chat_template:
             raise ModelError(
                 "The tokenizer has no chat template. Use the instruct model, or put its chat_template.jinja beside it."
             )
-        self._tokenizer, self.native, self.quotes, self._options = tokenizer, native, quotes, dict(options)
+        self._tokenizer, self._options = tokenizer, dict(options)
+        self.native, self.quotes, self.speaks = native, quotes, speaks
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, open: bool) -> str:
         """The text of a conversation; `open` adds the header of the next acting step.
@@ -91,10 +100,11 @@ class Template:
         system = [m.content for m in messages if m.author is Author.SYSTEM]
         if tools:
             listed = "\n".join(json.dumps(to_openai(tool)["function"], ensure_ascii=False) for tool in tools)
-            system.append(TOOL_PROMPT.replace("{tools}", listed))
+            where = "as the next message" if self.speaks else "within <tool_response></tool_response>"
+            system.append(TOOL_PROMPT.replace("{where}", where).replace("{tools}", listed))
         wire = [{"role": "system", "content": "\n\n".join(system)}] if system else []
         for message in messages:
-            if message.author is Author.TOOL:
+            if message.author is Author.TOOL and not self.speaks:
                 wire.append({"role": "user", "content": f"<tool_response>\n{message.content}\n</tool_response>"})
             elif message.author is not Author.SYSTEM:
                 wire.append({"role": message.author.value, "content": _told(message)})
@@ -139,7 +149,7 @@ def _merged(wire: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Neighbours of one author as one message: some templates demand that user and assistant alternate."""
     merged: list[dict[str, Any]] = []
     for message in wire:
-        if merged and merged[-1]["role"] == message["role"]:
+        if merged and merged[-1]["role"] == message["role"] != Author.TOOL.value:
             merged[-1] = {**message, "content": f"{merged[-1]['content']}\n{message['content']}"}
         else:
             merged.append(message)

@@ -53,7 +53,7 @@ class Transcript:
         self.messages = list(messages)
         """The conversation as messages, for policies that speak in them; the ids are what was read and sampled."""
         self._pending: list[str] = []
-        self.give(prompt, Author.USER)
+        self.give(prompt, Author.USER).opens_row = True
 
     def say(self, *pieces: str) -> None:
         """Text that nobody sampled here; it is encoded, together with what follows it, by `settle`."""
@@ -86,6 +86,19 @@ class Transcript:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+def go_on(held: Transcript, prompt: Sequence[int]) -> Transcript:
+    """The transcript in which a conversation goes on after its prompt was rendered again, say for a user's next turn.
+
+    It is the same one where the prompt extends the ids that it holds. Where the template has rewritten them (Qwen3
+    drops earlier reasoning), it is a new one, and so is the row of training: what was sampled stays as it was sampled.
+    """
+    same = len(held.ids)
+    if list(prompt[:same]) == held.ids:
+        held.give(prompt[same:], Author.USER)
+        return held
+    return Transcript(prompt, random=held.random, tools=held.tools, messages=held.messages)
 
 
 def _copy(values: list[float] | None) -> list[float] | None:

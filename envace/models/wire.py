@@ -140,7 +140,7 @@ class WireFormat:
         """None."""
         return None
 
-    def parse(self, ids: Sequence[int]) -> Parsed:
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Parsed:
         """Never needed, and never possible."""
         raise ModelError(f"A step cannot be parsed from ids: {NOTHING_KNOWN}.")
 

@@ -82,7 +82,7 @@ async def _act(
         transcript.take(step, Role.ACT)
         if not step.stopped:
             return StopReason.LENGTH
-        parsed = step.parsed or policy.format.parse(step.ids)
+        parsed = step.parsed or policy.format.parse(step.ids, environment.spec.tools)
         transcript.messages.append(_message(parsed))
         if parsed.failure is not None:
             trajectory.error = f"{parsed.failure.value}: {parsed.detail}"
@@ -94,7 +94,7 @@ async def _act(
             transcript.say(policy.format.tool_header(first=number == 0))
             if item.call is None:
                 trajectory.malformed += 1
-                _observe(policy, transcript, _complaint(item), item.call)
+                _observe(policy, transcript, _complaint(item), call_id=item.id)
                 continue
             exchange = await _answer(policy, environment, item.call, transcript)
             if exchange is None:
@@ -118,20 +118,22 @@ async def _answer(policy: Policy, environment: Environment, call: ToolCall, tran
     """An invalid call is answered here; a valid one by the environment."""
     invalid = invalid_call(environment.spec, call)
     if invalid is not None:
-        return Exchange(call=call, response=invalid, text=_observe(policy, transcript, invalid, call))
+        return Exchange(
+            call=call, response=invalid, text=_observe(policy, transcript, invalid, call_id=call.id, name=call.name)
+        )
     exchange = await environment.respond(call, transcript)
     if exchange is not None:
-        transcript.messages.append(_tool_message(exchange.text, call))
+        transcript.messages.append(_tool_message(exchange.text, call_id=call.id, name=call.name))
     return exchange
 
 
-def _observe(policy: Policy, transcript: Transcript, response: dict[str, Any], call: ToolCall | None) -> str:
+def _observe(policy: Policy, transcript: Transcript, response: dict[str, Any], *, call_id: str, name: str = "") -> str:
     """Give a response that the loop itself makes; returns its text."""
     text = dump_line(response)
     transcript.say(*policy.format.answer(text))
-    transcript.messages.append(_tool_message(text, call))
+    transcript.messages.append(_tool_message(text, call_id=call_id, name=name))
     return text
 
 
-def _tool_message(text: str, call: ToolCall | None) -> Message:
-    return Message(author=Author.TOOL, content=text, call_id=call.id if call else "", name=call.name if call else "")
+def _tool_message(text: str, *, call_id: str, name: str) -> Message:
+    return Message(author=Author.TOOL, content=text, call_id=call_id, name=name)

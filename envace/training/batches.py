@@ -5,7 +5,7 @@ In the `shared` layout a trajectory is one row: both roles sampled in one growin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +51,7 @@ def training_rows(
     baseline: str = "outputs",
     scale: str = "none",
 ) -> Training:
-    """One row a rewarded trajectory, each output with the advantage of its cell.
+    """One row a rewarded trajectory (more where a prompt was rewritten), each output with the advantage of its cell.
 
     Anchored outputs (look-up values of the imagined world) belong to no cell.
     """
@@ -75,17 +75,25 @@ def training_rows(
         scale="std" if scale == "std" else "none",
     )
     credit = {output: float(value) for output, value in zip(outputs, advantages.values_B, strict=True)}
-    rows = [_row(number, trajectory, credit) for number, trajectory in enumerate(scored)]
+    rows = [row for number, trajectory in enumerate(scored) for row in _rows(number, trajectory, credit)]
     return Training(rows=rows, advantages=advantages, dropped=sum(len(g.trajectories) for g in groups) - len(scored))
 
 
-def _row(number: int, trajectory: Trajectory, credit: dict[tuple[int, int], float]) -> Row:
-    length = sum(len(segment.ids) for segment in trajectory.segments)
+def _rows(number: int, trajectory: Trajectory, credit: dict[tuple[int, int], float]) -> Iterator[Row]:
+    """A row from each prompt on that does not extend what stood before it."""
+    starts = [n for n, segment in enumerate(trajectory.segments) if segment.opens_row and n]
+    for begin, end in zip([0, *starts], [*starts, len(trajectory.segments)], strict=True):
+        yield _row(number, trajectory, range(begin, end), credit)
+
+
+def _row(number: int, trajectory: Trajectory, part_of: range, credit: dict[tuple[int, int], float]) -> Row:
+    segments = [(position, trajectory.segments[position]) for position in part_of]
+    length = sum(len(segment.ids) for _, segment in segments)
     ids = np.zeros(length, dtype=np.int64)
     policy, anchor, rehearse = (np.zeros(length, dtype=np.bool_) for _ in range(3))
     advantages, logprobs = (np.zeros(length, dtype=np.float32) for _ in range(2))
     start = 0
-    for position, segment in enumerate(trajectory.segments):
+    for position, segment in segments:
         part = slice(start, start + len(segment.ids))
         start = part.stop
         ids[part] = segment.ids

@@ -114,7 +114,7 @@ def _starter_mended(text: str, start: int, reading: Reading) -> ParsedCall | Non
         call=call,
         start=start,
         end=start + read.end if beside else end,
-        repairs=(*read.repairs, "text after the call") if beside else read.repairs or ("space",),
+        repairs=(*read.repairs, "text after the call") if beside else read.repairs or ("space around the name",),
     )
 
 
@@ -291,10 +291,9 @@ _LIST_END = re.compile(rf"\s*,?\s*\](?:\s*{re.escape(PYTHON_END)})?")
 def pythonic(text: str, begin: int, reading: Reading) -> Iterator[ParsedCall]:
     """A list of calls with named arguments, or one call without the brackets.
 
-    Without brackets, a call is told from prose by a named argument or none, or by the name of a tool.
-
-    More lists, and more calls without brackets, are attempted calls as well, which strict parsing refuses. A list in
-    the middle of a text counts if its first call has named arguments or none, which no prose or Markdown looks like.
+    More lists, and more calls without brackets, are attempted calls as well, which strict parsing refuses. A call
+    without brackets, or a list in the middle of a text, is told from prose and Markdown by a named argument or none at
+    all; the former by the name of a tool as well.
     """
     at, first = begin, True
     while (group := _group(text, at, reading)) is not None:
@@ -322,14 +321,13 @@ def _group_calls(text: str, start: int, at: int, listed: bool, reading: Reading)
     """The calls of one list, each with the comma or bracket after it; or the one call that has no brackets."""
     while (called := _CALLED.match(text, at)) is not None:
         item = _python_call(text, start, called, reading)
-        ends = _LIST_END.match(text, item.end)
-        comma = _COMMA.match(text, item.end)
         if not listed:
             yield item
             return
-        if ends:
+        if ends := _LIST_END.match(text, item.end):
             yield replace(item, end=ends.end())
             return
+        comma = _COMMA.match(text, item.end)
         if comma is None or not _CALLED.match(text, comma.end()):
             yield amiss(item, reading, CallFailure.UNCLOSED_CALL, "a list of calls without `]`", note="missing `]`")
             return

@@ -61,10 +61,10 @@ def read_value(text: str, at: int, *, stop: int, closed: bool, reading: Reading)
         return found
 
 
-def decode(text: str, reading: Reading) -> tuple[Json, tuple[str, ...]]:
-    """Read a whole text that should be one value, and say what was mended."""
+def decode(text: str, reading: Reading, *, closed: bool = True) -> tuple[Json, tuple[str, ...]]:
+    """Read a whole text that should be one value, and say what was mended. `closed` as for `read_value`."""
     at = skip_space(text, 0)
-    read = read_value(text, at, stop=len(text), closed=True, reading=reading)
+    read = read_value(text, at, stop=len(text), closed=closed, reading=reading)
     if text[read.end :].strip():
         raise Malformed(CallFailure.NOT_JSON, f"more text after the value, at character {read.end}")
     return read.value, read.repairs
@@ -161,6 +161,10 @@ def _loosely(text: str, at: int) -> Read:
     return Read(value=read.value, end=read.end, repairs=("control characters or a key twice",))
 
 
+_JSON_SLASH = re.compile(r"(?<!\\)((?:\\\\)*)\\/")
+"""The one escape of JSON that Python does not know."""
+
+
 def _as_python(text: str, at: int, reading: Reading) -> Read:
     """A Python literal, in which JSON's `true`, `false` and `null` may stand as well."""
     code = scan_code(text, at, stop=min(len(text), at + reading.budget))
@@ -169,7 +173,8 @@ def _as_python(text: str, at: int, reading: Reading) -> Read:
         raise Malformed(CallFailure.NOT_JSON, "a bracket is never closed")
     if any(not text[one[1] : two[0]].strip() for one, two in pairwise(code.texts)):
         raise Malformed(CallFailure.NOT_JSON, "two texts side by side")  # Python would glue them: a comma is missing
-    value = literal(expression(text[at : code.end]), lenient=True)
+    source = _JSON_SLASH.sub(r"\1/", text[at : code.end])
+    value = literal(expression(source), lenient=True)
     return Read(value=value, end=code.end, repairs=("Python literals",))
 
 

@@ -96,8 +96,8 @@ def _call(entry: Json, reading: Reading) -> ParsedCall:
         try:
             call, notes = _mended(entry, reading)
         except Malformed:
-            return failed(error, 0, 0)
-    return ParsedCall(call=replace(call, id=_id(entry)), repairs=notes)
+            return replace(failed(error, 0, 0), id=_id(entry))
+    return ParsedCall(call=replace(call, id=_id(entry)), id=_id(entry), repairs=notes)
 
 
 def _exact(entry: Json, reading: Reading) -> tuple[ToolCall, tuple[str, ...]]:
@@ -129,13 +129,14 @@ def _mended(entry: Json, reading: Reading) -> tuple[ToolCall, tuple[str, ...]]:
         raise Malformed(CallFailure.NOT_AN_OBJECT, "not to be mended")
     function = entry.get("function")
     inner = function if isinstance(function, dict) else {key: entry[key] for key in entry if key not in ("id", "index")}
-    call, notes = mended_call(inner, partial(decode, reading=reading))
+    # Not closed: an endpoint that stopped in the middle of a call may send what it has.
+    call, notes = mended_call(inner, partial(decode, reading=reading, closed=False))
     decode(_text_of(call.name, call.arguments), Reading(repair=False))
     return call, tuple(note for note in notes if note != AS_TEXT) or ("a call without `function`",)
 
 
-def _id(entry: dict[str, Any]) -> str:
-    found = entry.get("id")
+def _id(entry: Json) -> str:
+    found = entry.get("id") if isinstance(entry, dict) else None
     return "" if found is None else str(found)
 
 
