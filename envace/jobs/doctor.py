@@ -122,7 +122,8 @@ def _template(form: ChatFormat) -> str:
 
 def _appends_exactly(form: ChatFormat, calls: Sequence[ToolCall]) -> str:
     """The conversation appended as ids, against the template's own text of all of it, tokenized in one go."""
-    thought = "I must look first."
+    # Where the prompt has already closed the reasoning, a model that follows it has none to keep.
+    thought = None if "</think>" in form.learned.opening_header else "I must look first."
     messages = [
         *ASKED,
         Message(author=Author.ASSISTANT, calls=tuple(calls), reasoning=thought),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from envace.benchmarks import evaluate_policy, summarise
 from envace.benchmarks.real import Attempt
 from envace.fidelity import fidelity_scores, measure, record_probes, replay
 from envace.jobs.display import Display, Silent
+from envace.jobs.endpoints import is_endpoint, open_endpoint
 from envace.jobs.models import load
 from envace.jobs.worlds import World, open_world
 from envace.models.formats import TOOL, Format
@@ -42,20 +44,26 @@ def evaluate(
 
     Args:
         recipe: Says the world, the number of scenarios, limits and sampling.
-        model: `starter`, a model or run folder, `gold` (replays the oracle) or `nothing` (the floor); None takes the
-            recipe's.
+        model: `starter`, a model or run folder, an endpoint (`URL#NAME`), `gold` (replays the oracle) or `nothing`
+            (the floor); None takes the recipe's.
         out: A run folder to add the results to.
         display: Who watches.
 
     Returns:
-        Success with interval, `do`, `decline`, by domain and kind, `fidelity`, `unseen` (docs/metrics.md).
+        Success with interval, `do`, `decline`, by domain and kind, `fidelity` (of local models), `unseen`, `endpoint`
+        (what an endpoint was asked and what it cost) (docs/metrics.md).
     """
     name = model or recipe.model
-    loaded = None if name in REFERENCES else load(name, recipe)
+    endpoint = open_endpoint(name) if is_endpoint(name) else None
+    loaded = None if endpoint or name in REFERENCES else load(name, recipe)
+    name = str(endpoint.address) if endpoint else name
 
     async def job() -> dict[str, Any]:
-        async with open_world(recipe) as world:
-            return await full_evaluation(recipe, world, loaded, reference=name, display=display or Silent())
+        async with open_world(recipe) as world, endpoint or nullcontext():
+            result = await full_evaluation(
+                recipe, world, loaded, reference=endpoint or name, display=display or Silent()
+            )
+            return {**result, "endpoint": endpoint.counters.to_json()} if endpoint else result
 
     result = asyncio.run(job())
     if out is not None:
@@ -65,7 +73,7 @@ def evaluate(
 
 
 async def full_evaluation(
-    recipe: Recipe, world: World, loaded: Loaded | None, *, reference: str = "", display: Display
+    recipe: Recipe, world: World, loaded: Loaded | None, *, reference: str | Policy = "", display: Display
 ) -> dict[str, Any]:
     """Held-out success, the unseen domain, and fidelity on the fixed probe."""
     torch.set_num_threads(recipe.threads)
@@ -95,15 +103,15 @@ async def try_scenarios(
     loaded: Loaded | None,
     scenarios: Sequence[Scenario],
     *,
-    reference: str = "",
+    reference: str | Policy = "",
     display: Display,
 ) -> list[Attempt]:
     """Try each scenario once for real, some at a time."""
     task = "evaluation"
     display.start(task, len(scenarios))
     attempts: list[Attempt] = []
-    # A reference is scripted for one scenario.
-    size = 1 if loaded is None else BATCH
+    # A reference that is no policy is scripted for one scenario.
+    size = 1 if loaded is None and isinstance(reference, str) else BATCH
     for start in range(0, len(scenarios), size):
         batch = scenarios[start : start + size]
         evaluation = await evaluate_policy(
@@ -123,7 +131,9 @@ async def try_scenarios(
     return attempts
 
 
-def _policy(loaded: Loaded | None, reference: str, scenario: Scenario) -> Policy:
+def _policy(loaded: Loaded | None, reference: str | Policy, scenario: Scenario) -> Policy:
+    if not isinstance(reference, str):
+        return reference
     if loaded is not None:
         loaded.model.eval()
         return LocalPolicy(loaded.model, loaded.format)

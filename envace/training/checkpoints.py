@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from envace.errors import ModelError, RunError
 from envace.models.chat import ChatFormat
 from envace.models.formats import CONTROL_TOKENS, StarterFormat
-from envace.training.lora import as_plain, has_lora, load_lora, lora_state, merged_state
+from envace.training.lora import has_lora, load_lora, lora_state, merged_state
 
 MANIFEST = "manifest.json"
 STATE = "training_state.pt"
@@ -176,8 +176,7 @@ def _write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToke
     # Tied weights must stay one tensor, or they are written twice.
     converted = {tensor.data_ptr(): tensor.to(dtype) for tensor in state.values()}
     tied = {name: converted[tensor.data_ptr()] for name, tensor in state.items()}
-    with as_plain(model):
-        model.save_pretrained(folder, state_dict=tied)
+    model.save_pretrained(folder, state_dict=tied)
     tokenizer.save_pretrained(folder)
 
 

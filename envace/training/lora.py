@@ -24,13 +24,13 @@ def add_lora(model: PreTrainedModel, settings: LoraSection, *, seed: int) -> Non
         ConfigError: peft is not installed, or no module bears a name in `targets`.
     """
     try:
-        from peft import LoraConfig
+        from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise ConfigError("lora needs the package peft. Run: pip install peft") from None
     torch.manual_seed(seed)
     config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=settings.targets)
     try:
-        model.add_adapter(config)
+        inject_adapter_in_model(config, model)
     except ValueError as error:
         raise ConfigError(f"lora.targets = {settings.targets!r}: {error}"[:300]) from None
 
@@ -62,22 +62,19 @@ def load_lora(model: PreTrainedModel, state: Mapping[str, Tensor]) -> None:
 @contextmanager
 def without_lora(model: PreTrainedModel) -> Iterator[None]:
     """The model as it was before its adapters: the reference of a run that trains them."""
-    model.disable_adapters()
+    _switch(model, on=False)
     try:
         yield
     finally:
-        model.enable_adapters()
+        _switch(model, on=True)
 
 
-@contextmanager
-def as_plain(model: PreTrainedModel) -> Iterator[None]:
-    """Makes `save_pretrained` write the weights it is given; of a model with adapters it would write only these."""
-    loaded = getattr(model, "_hf_peft_config_loaded", False)
-    model._hf_peft_config_loaded = False
-    try:
-        yield
-    finally:
-        model._hf_peft_config_loaded = loaded
+def _switch(model: PreTrainedModel, *, on: bool) -> None:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.enable_adapters(on)
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -135,3 +137,19 @@ async def _read(reader: asyncio.StreamReader) -> Asked | None:
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
     return Asked(method, path, headers, await reader.readexactly(int(headers.get("content-length", 0))))
+
+
+@contextmanager
+def in_a_thread() -> Iterator[Loopback]:
+    """A loopback whose loop runs beside the test, for code that brings a loop of its own."""
+    loop, server = asyncio.new_event_loop(), Loopback()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result(5)
+        yield server
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(5)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(5)
+        loop.close()
