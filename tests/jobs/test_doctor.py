@@ -19,7 +19,6 @@ from envace.jobs import doctor as module
 from envace.jobs.doctor import doctor
 from envace.jobs.evaluate import evaluate
 from envace.models.chat import ChatFormat
-from envace.models.formats import Glue
 from envace.training.recipe import load_recipe
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5}
