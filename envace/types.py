@@ -211,6 +211,8 @@ class Exchange:
     """For rehearsed responses: what the tool contract says of it."""
     shared: bool = False
     """True where the tokens were handed over from the group's imagined world."""
+    repairs: tuple[str, ...] = ()
+    """What was mended in the call before it was made; empty in strict reading."""
 
 
 @dataclass(kw_only=True)

@@ -85,7 +85,8 @@ class ChatFormat:
         Raises:
             ModelError: There is no template, or it cannot be learned.
         """
-        self.tokenizer, self.mode = tokenizer, mode
+        self.tokenizer = tokenizer
+        self.mode: Mode = mode
         options = {} if thinking is None else {"enable_thinking": thinking}
         self.template = _template(tokenizer, options)
         self._control = _control_tokens(tokenizer)
@@ -181,9 +182,8 @@ class ChatFormat:
 
     def _cut(self, text: str, mark: str) -> str:
         """The text with a mark after the first letter of every control token in it."""
-        for start, _ in reversed(self.encode.occurrences(text)):
-            text = text[: start + 1] + mark + text[start + 1 :]
-        return text
+        cuts = [start + 1 for start, _ in self.encode.occurrences(text)]
+        return mark.join(text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True))
 
 
 def _escaped(mark: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from envace.errors import ModelError
-from envace.models.parsing import parse_starter
+from envace.models.parsing import Mode, parse_starter
 from envace.scenarios.packages import dump_line
 from envace.types import Author, CallFailure, Message, Parsed, Role, ToolSpec
 
@@ -50,6 +50,8 @@ class Format(Protocol):
     """
 
     pad_id: int
+    mode: Mode
+    """How steps are read: `strict` for scores and rewards, `repair` for deployment."""
 
     def open(self, tools: Sequence[ToolSpec], messages: Sequence[Message]) -> list[int]:
         """Ids of a new transcript, up to where the policy acts. `messages`: what comes before, system and user."""
@@ -148,6 +150,7 @@ class StarterFormat:
         if missing:
             raise ModelError(f"The tokenizer lacks the control tokens {missing}; it is not one of the starter format.")
         self.tokenizer = tokenizer
+        self.mode: Mode = "strict"
         self.pad_id, self._end, self._call = vocabulary[PAD], vocabulary[END], vocabulary[CALL]
         self._control = frozenset(vocabulary[token] for token in CONTROL_TOKENS)
         self.encode = SafeEncoder(tokenizer, CONTROL_TOKENS)

@@ -317,7 +317,7 @@ class HttpPolicy:
             ConfigError: The address is one of the other API, or a header cannot be sent.
         """
         self.api: Literal["chat", "completions"] = "chat" if format is None else "completions"
-        self.format = WireFormat() if format is None else format
+        self.format = WireFormat(mode) if format is None else format
         self.settings = settings or HttpSettings()
         self.counters = Counters()
         self.trainable: bool | None = None

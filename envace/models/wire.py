@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from envace.errors import ConfigError, ContextOverflow, EndpointError, ModelError
 from envace.models.formats import Format, Glue
+from envace.models.parsing import Mode
 from envace.scenarios.packages import dump_line
 from envace.types import Author, Json, Message, Parsed, Role, ToolSpec, Usage
 
@@ -107,6 +108,9 @@ class WireFormat:
     """The format where no token is known: every list of ids is empty, and what a step says comes with the step."""
 
     pad_id = 0
+
+    def __init__(self, mode: Mode = "strict") -> None:
+        self.mode: Mode = mode
 
     def open(self, tools: Sequence[ToolSpec], messages: Sequence[Message]) -> list[int]:
         """None: the endpoint renders the conversation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from envace.envs import Environment, invalid_call
@@ -10,8 +10,9 @@ from envace.errors import ContextOverflow, ModelError, SandboxError
 from envace.models.policy import Policy
 from envace.models.transcripts import Transcript
 from envace.scenarios import Scenario
+from envace.scenarios.arguments import coerce
 from envace.scenarios.packages import dump_line
-from envace.types import Author, Exchange, Message, Parsed, ParsedCall, Role, StopReason, ToolCall, Trajectory
+from envace.types import Author, Exchange, Message, Parsed, ParsedCall, Role, StopReason, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ async def _act(
                 trajectory.malformed += 1
                 _observe(policy, transcript, _complaint(item), call_id=item.id)
                 continue
-            exchange = await _answer(policy, environment, item.call, transcript)
+            exchange = await _answer(policy, environment, item, transcript)
             if exchange is None:
                 return StopReason.LENGTH
             trajectory.exchanges.append(exchange)
@@ -114,17 +115,25 @@ def _complaint(item: ParsedCall) -> dict[str, str]:
     return {"error": item.failure.value, "message": item.detail}
 
 
-async def _answer(policy: Policy, environment: Environment, call: ToolCall, transcript: Transcript) -> Exchange | None:
-    """An invalid call is answered here; a valid one by the environment."""
+async def _answer(
+    policy: Policy, environment: Environment, item: ParsedCall, transcript: Transcript
+) -> Exchange | None:
+    """An invalid call is answered here; a valid one by the environment. Only a repairing format has types mended."""
+    assert item.call is not None
+    call, repairs = item.call, item.repairs
+    tool = environment.spec.tool(call.name)
+    if policy.format.mode == "repair" and tool is not None:
+        arguments, mended = coerce(tool, call.arguments)
+        call, repairs = replace(call, arguments=arguments), (*repairs, *mended)
     invalid = invalid_call(environment.spec, call)
     if invalid is not None:
-        return Exchange(
-            call=call, response=invalid, text=_observe(policy, transcript, invalid, call_id=call.id, name=call.name)
-        )
+        text = _observe(policy, transcript, invalid, call_id=call.id, name=call.name)
+        return Exchange(call=call, response=invalid, text=text, repairs=repairs)
     exchange = await environment.respond(call, transcript)
-    if exchange is not None:
-        transcript.messages.append(_tool_message(exchange.text, call_id=call.id, name=call.name))
-    return exchange
+    if exchange is None:
+        return None
+    transcript.messages.append(_tool_message(exchange.text, call_id=call.id, name=call.name))
+    return replace(exchange, repairs=repairs)
 
 
 def _observe(policy: Policy, transcript: Transcript, response: dict[str, Any], *, call_id: str, name: str = "") -> str:

@@ -6,12 +6,14 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from support.families import tokenizer
 
 from envace.envs import ExecutableEnvironment
 from envace.errors import DeadlineError, ModelError
+from envace.models.chat import ChatFormat
 from envace.models.formats import ASSISTANT, CALL, TOOL
 from envace.models.policy import ScriptedPolicy
 from envace.models.transcripts import Transcript, open_transcript, random_stream
@@ -299,3 +301,63 @@ async def test_groups_come_back_in_order(
         [(0, 0), (0, 1)],
         [(1, 0), (1, 1)],
     ]
+
+
+# --- strict and repair -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chat(worker: Worker, retail: EnvironmentSpec, cancel_task: Task) -> Callable[..., Any]:
+    """Rolls out texts that a Qwen3 would write, read in a mode."""
+
+    async def run(mode: Literal["strict", "repair"], *steps: str) -> Trajectory:
+        form = ChatFormat(tokenizer("qwen3"), mode=mode)
+        ids = [form.tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False) for text in steps]
+        policy = ScriptedPolicy(form, lambda text, role: ids[text.count("<|im_start|>assistant") - 1])
+        scenario = cancel_task()
+        environment = ExecutableEnvironment(retail, scenario, worker=worker, policy=policy)
+        prompt = open_transcript(form, retail, scenario, random=random_stream(0))
+        limits = Limits(max_length=10**6, max_step_tokens=10**4)
+        return await rollout(policy, environment, scenario, prompt, limits=limits, temperature=1.0)
+
+    return run
+
+
+def called(text: str) -> str:
+    return f"<tool_call>\n{text}\n</tool_call>"
+
+
+LOOK = called('{"name": "get_order", "arguments": {"order_id": "#W111111"}}')
+BROKEN = called('{"name": "get_order", "arguments": ]')
+NUMBER = called('{"name": "get_order", "arguments": {"order_id": 111111}}')
+
+
+async def test_strict_ends_at_a_call_that_cannot_be_read(chat: Any) -> None:
+    made = await chat("strict", LOOK + BROKEN, "Done.")
+    assert (made.stop, made.exchanges, made.malformed) == (StopReason.PARSE, [], 0)
+    assert made.error.startswith("not_json")
+
+
+async def test_P7_repair_answers_every_call_also_those_it_cannot_read(chat: Any) -> None:
+    made = await chat("repair", LOOK + BROKEN + LOOK, "Done.")
+    assert (made.stop, made.reply, made.malformed) == (StopReason.REPLIED, "Done.", 1)
+    assert [exchange.response for exchange in made.exchanges] == [ORDER, ORDER]
+    form = ChatFormat(tokenizer("qwen3"))
+    answers = form.decode([token for segment in made.segments for token in segment.ids])
+    assert answers.count("</tool_response>") == 3
+    assert '{"error":"not_json","message":' in answers
+
+
+async def test_S2_types_are_mended_in_repair_only_and_said_to_be(chat: Any) -> None:
+    strict, repaired = await chat("strict", NUMBER, "Done."), await chat("repair", NUMBER, "Done.")
+    assert strict.exchanges[0].response["error"] == "invalid_arguments"
+    assert strict.exchanges[0].repairs == ()
+    assert repaired.exchanges[0].call.arguments == {"order_id": "111111"}
+    assert repaired.exchanges[0].response["error"] != "invalid_arguments"
+    assert len(repaired.exchanges[0].repairs) == 1
+
+
+async def test_P6_an_invented_tool_is_answered_with_those_there_are(chat: Any) -> None:
+    made = await chat("strict", called('{"name": "scgetall-tool", "arguments": {}}'), "Done.")
+    assert made.stop is StopReason.REPLIED
+    assert made.exchanges[0].response["message"].startswith("There is no tool 'scgetall-tool'. Available: get_order, ")
