@@ -51,4 +51,4 @@ def kl_full(log_policy_NV: Tensor, log_reference_NV: Tensor) -> Tensor:
 
 def entropy(log_policy_NV: Tensor) -> Tensor:
     """Entropy of the next-token distribution, nats. Shape (N, V) -> (N,)."""
-    return -(log_policy_NV.exp() * log_policy_NV).sum(-1)
+    return -log_policy_NV.exp().mul_(log_policy_NV).sum(-1)

@@ -75,7 +75,7 @@ class LossSection(Section):
     anchor_kl: float = Field(0.1, ge=0)
     """Weight of the full KL to the starting policy on look-up tokens."""
     max_grad_norm: float = Field(1.0, gt=0)
-    max_batch_tokens: int = Field(8192, ge=1)
+    max_batch_tokens: int = Field(2048, ge=1)
     """Padded tokens that go through the model at once; the update is the same whatever it is, memory is not."""
 
 

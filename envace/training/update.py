@@ -31,7 +31,7 @@ class LossSettings:
     anchor_kl: float = 0.1
     """Weight of the full KL to the reference on look-up tokens."""
     max_grad_norm: float = 1.0
-    max_batch_tokens: int = 8192
+    max_batch_tokens: int = 2048
     """Padded tokens that go through the model at once."""
 
 
@@ -55,7 +55,9 @@ def hidden_states(model: PreTrainedModel, ids_BT: Tensor) -> Tensor:
 def scaled(model: PreTrainedModel, logits: Tensor) -> Tensor:
     """What some families do to their head's output before it is a logit: scale it (Cohere, Granite), cap it (Gemma)."""
     config = model.config.get_text_config()
-    logits = logits * (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    if scale != 1.0:  # a product with 1 would cost as much as any
+        logits = logits * scale
     cap = getattr(config, "final_logit_softcapping", None)
     return cap * torch.tanh(logits / cap) if cap else logits
 
@@ -63,7 +65,7 @@ def scaled(model: PreTrainedModel, logits: Tensor) -> Tensor:
 def log_probabilities(model: PreTrainedModel, hidden_ND: Tensor, temperature: float) -> Tensor:
     """Log-softmax over the vocabulary at the sampling temperature, only for the tokens asked for. Shape (N, V)."""
     logits = scaled(model, model.get_output_embeddings()(hidden_ND).float())
-    return torch.log_softmax(logits / temperature, -1)
+    return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, -1)
 
 
 Reference = Callable[[Tensor, Tensor, float], Tensor]
