@@ -3,8 +3,8 @@
 `decode`: one acting step of 16 rollouts after a short prompt. `turns`: act, rehearse, act in the retail domain of the
 starter world, with its tools and rules in the prompt; the peer prefills each whole transcript again at every turn, as
 TRL's tool loop does with the transformers backend. There are two prompts of eight rollouts each, as groups have them.
-Both sides sample at temperature 1 with the same weights and threads, stop tokens off, so that both write as many tokens,
-and alternate within one process.
+Both sides sample at temperature 1 with the same weights and threads, stop tokens off, so that both write as many
+tokens, and alternate within one process.
 """
 
 from __future__ import annotations
