@@ -53,10 +53,10 @@ def test_an_unknown_key_names_the_nearest_one(capsys: pytest.CaptureFixture[str]
     ("arguments", "said"),
     [
         (("train", "nowhere.yaml"), "nowhere.yaml"),
-        (("train", "RECIPE", "model=nowhere"), "no model folder 'nowhere'"),
+        (("train", "RECIPE", "model=nowhere"), "no model 'nowhere'"),
         (("train", "RECIPE", "world=nowhere"), "nowhere is not a folder"),
         (("train", "RECIPE", "group_size=1"), "group_size"),
-        (("eval", "RECIPE", "--model", "nowhere"), "no model folder 'nowhere'"),
+        (("eval", "RECIPE", "--model", "nowhere"), "no model 'nowhere'"),
         (("report", "nowhere"), "nowhere"),
         (("audit", "nowhere"), "nowhere is not a folder"),
     ],
