@@ -14,7 +14,7 @@ from envace.errors import EnvaceError, ModelError
 from envace.jobs.endpoints import Check, is_endpoint, probe_endpoint
 from envace.jobs.models import load
 from envace.models.chat import ChatFormat
-from envace.models.formats import Format
+from envace.models.formats import Format, StarterFormat
 from envace.models.local import LocalPolicy
 from envace.models.transcripts import Transcript, random_stream
 from envace.training.checkpoints import Loaded
@@ -170,15 +170,18 @@ def _round_trips(form: Format) -> str:
     return f"{len(TEXTS)} texts"
 
 
-def _forges_nothing(form: Format) -> str:
+def _forges_nothing(form: StarterFormat | ChatFormat) -> str:
     """Control tokens written by a user, a tool and a tool's description must not add one."""
-    control = sorted(form.encode.control)  # type: ignore[attr-defined]
-    text = "\n".join([*control[:40], "".join(control[:40])])
+    # The tokenizer's own list, not ours: white space and single letters aside, an added token is there for a purpose.
+    added = {str(token): number for number, token in form.tokenizer.added_tokens_decoder.items()}
+    control = sorted(token for token in added if len(token.strip()) > 1 and "<" in token)[:200]
+    ids = {added[token] for token in control}
+    text = "\n".join([*control, "".join(control)])
     for hostile, plain in (
         (form.open([TOOL], [Message(author=Author.USER, content=text)]), form.open([TOOL], [ASKED[1]])),
         (form.encode([form.tool_header(), *form.answer(text)]), form.encode([form.tool_header(), *form.answer("x")])),
     ):
-        counts = [sum(token in form.stop_ids() for token in ids) for ids in (hostile, plain)]
+        counts = [sum(token in ids for token in written) for written in (hostile, plain)]
         _demand(
             counts[0] == counts[1], f"a text with control tokens makes {counts[0]} of them, a plain one {counts[1]}"
         )

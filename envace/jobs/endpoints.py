@@ -41,7 +41,9 @@ def tokenizer_format(name: str) -> Format:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir())
     except Exception as error:  # transformers raises many kinds for a folder it cannot read; the boundary is here
         raise ModelError(f"cannot load a tokenizer from {name}: {type(error).__name__}: {error}"[:500]) from error
-    return StarterFormat(tokenizer) if set(CONTROL_TOKENS) <= set(tokenizer.get_vocab()) else ChatFormat(tokenizer)
+    if set(CONTROL_TOKENS) <= set(tokenizer.get_vocab()):
+        return StarterFormat(tokenizer)
+    return ChatFormat(tokenizer, ends=[] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
 
 
 @dataclass(frozen=True, kw_only=True)

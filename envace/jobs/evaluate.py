@@ -14,6 +14,7 @@ import torch
 
 from envace.benchmarks import evaluate_policy, summarise
 from envace.benchmarks.real import Attempt
+from envace.errors import RunError
 from envace.fidelity import fidelity_scores, measure, record_probes, replay
 from envace.jobs.display import Display, Silent
 from envace.jobs.endpoints import is_endpoint, open_endpoint
@@ -27,6 +28,7 @@ from envace.runs import RunFolder
 from envace.scenarios import Scenario
 from envace.training.checkpoints import Loaded
 from envace.training.demonstrations import demonstrate
+from envace.training.grpo import MIN_SCORED_SHARE
 from envace.training.recipe import Recipe
 from envace.types import Author, Message, Role, ToolCall, is_error
 
@@ -125,10 +127,26 @@ async def try_scenarios(
             first=start,
         )
         attempts += evaluation.attempts
-        wins = sum(attempt.success is True for attempt in attempts)
-        display.advance(task, len(attempts), f"success {wins / len(attempts):.3f}")
+        display.advance(task, len(attempts), _so_far(attempts))
     display.finish(task)
+    _check_decided(attempts)
     return attempts
+
+
+def _so_far(attempts: Sequence[Attempt]) -> str:
+    share = summarise(attempts)["success"]
+    return "undecided so far" if share is None else f"success {share:.3f}"
+
+
+def _check_decided(attempts: Sequence[Attempt]) -> None:
+    """Where most attempts have no verdict, what is left would be the survivors.
+
+    Raises:
+        RunError: Naming the first failure.
+    """
+    lost = [attempt.trajectory.error for attempt in attempts if attempt.success is None]
+    if len(lost) > (1 - MIN_SCORED_SHARE) * len(attempts):
+        raise RunError(f"{len(lost)} of {len(attempts)} attempts have no verdict; the first failure: {lost[0]}")
 
 
 def _policy(loaded: Loaded | None, reference: str | Policy, scenario: Scenario) -> Policy:

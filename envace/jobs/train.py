@@ -44,6 +44,7 @@ def train(
 async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> dict[str, Any]:
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
+    _check_precision(recipe)
     loaded = load(recipe.model, recipe)
     async with open_world(recipe) as world, open_world(recipe) as judge:
         _check_oracle(recipe, world)
@@ -62,6 +63,15 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
         shown = await judge.scenarios("heldout", SHOWN_REHEARSALS)
         folder.log_trajectories(await rehearsals(recipe, judge, loaded, shown, update=recipe.updates))
     return train_summary(recipe, folder, time.perf_counter() - started)
+
+
+def _check_precision(recipe: Recipe) -> None:
+    """Steps of a small rate are lost where a weight has eight bits of mantissa."""
+    if recipe.dtype == "bfloat16" and recipe.lora is None:
+        raise ConfigError(
+            "dtype=bfloat16 would train weights in bfloat16, which loses most steps of a small learning rate. Use "
+            "dtype=float32, or lora, whose adapters stay in float32."
+        )
 
 
 def _inputs(recipe: Recipe, world: World) -> dict[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from envace.errors import ModelError
@@ -90,8 +90,9 @@ class ChatFormat:
         options = {} if thinking is None else {"enable_thinking": thinking}
         self.template = _template(tokenizer, options)
         self._control = _control_tokens(tokenizer)
-        self.learned = _learn(self.template, self._control)
+        self.learned = _check_headers(_learn(self.template, self._control))
         self.encode = SafeEncoder(tokenizer, {*self._control, *TAGS})
+        _check_encoding(self.encode, self.decode)
         vocabulary = tokenizer.get_vocab()
         self._stop = frozenset(vocabulary[token] for token in self._control - {*KEPT, *TAGS})
         self._ends = frozenset({vocabulary[self.learned.end], *ends})
@@ -164,12 +165,27 @@ class ChatFormat:
         """What the template writes for an assistant's message after the header."""
         before = [Message(author=Author.USER, content=USER_TEXT)]
         head = self.template.render(before, [PROBE], open=True)
-        whole = self.template.render([*before, message], [PROBE], open=False)
+        whole = self._rendered(before, message)
         if not whole.startswith(head):
             head = self.template.render(before, [PROBE], open=False) + _open_part(self.learned.opening_header)
         if not whole.startswith(head):
             raise ModelError("The chat template writes an assistant's message differently from the header it opens.")
         return whole[len(head) :].removesuffix(self.learned.separator)
+
+    def _rendered(self, before: list[Message], message: Message) -> str:
+        """The conversation up to the message's end.
+
+        Calls are rendered with a response behind them, as they will be: some templates (Qwen3) write a last message
+        differently.
+        """
+        if not message.calls:
+            return self.template.render([*before, message], [PROBE], open=False)
+        answers = [
+            Message(author=Author.TOOL, content=FIRST, name=call.name, call_id=call.id) for call in message.calls
+        ]
+        text = self.template.render([*before, message, *answers], [PROBE], open=False)
+        following = self.learned.end + self.learned.first_header + FIRST
+        return text[: text.index(following) + len(self.learned.end)]
 
     def _guarded(self, render: Callable[..., str], *values: Any) -> list[int]:
         """Ids of a rendering of values, in whose texts control tokens are marked first and cut afterwards."""
@@ -195,17 +211,44 @@ def _open_part(header: str) -> str:
     return header.split("<think>")[0]
 
 
+def _check_encoding(encode: SafeEncoder, decode: Callable[[Sequence[int]], str]) -> None:
+    """Texts are encoded in pieces, so a tokenizer must not add anything of its own to one.
+
+    Raises:
+        ModelError: It puts a space before each text (SentencePiece's dummy prefix), or takes one away.
+    """
+    for text in (" x", "x", "\nx"):
+        back = decode(encode([text]))
+        if back != text:
+            raise ModelError(
+                f"The tokenizer turns {text!r} into {back!r}: it changes texts where they begin, so a conversation "
+                "cannot be appended to piece by piece. Serve the model and name its endpoint instead."
+            )
+
+
 def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)
 
 
 def _control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
-    """Added tokens that mean something: special ones, those written `<|like this|>`, and the tags."""
+    """Added tokens that mean something: special ones, those that the template writes, and what looks like one.
+
+    Some makers (DeepSeek) mark theirs as special by a look alone, with full-width bars.
+    """
+    template = str(tokenizer.chat_template)
     return frozenset(
         str(token)
         for token in tokenizer.added_tokens_decoder.values()
-        if token.special or re.fullmatch(r"<\|.*\|>", str(token)) or str(token) in TAGS
+        if token.special
+        or str(token) in TAGS
+        or re.fullmatch("<[|\uff5c].*[|\uff5c]>", str(token))
+        or _written_by(template, str(token))
     )
+
+
+def _written_by(template: str, token: str) -> bool:
+    """Whether a template writes a token; white space and single characters stand in any text."""
+    return len(token.strip()) > 1 and token in template
 
 
 def _template(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> Template:
@@ -217,8 +260,18 @@ def _template(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) ->
         except ModelError:
             continue
         if PROBE.description in text and ARGUMENT in text and FIRST in text:
-            return template
-    return Template(tokenizer, native=False, options=options)
+            break
+    else:
+        template = Template(tokenizer, native=False, options=options)
+    template.trims = not template.quotes and _trims(template)
+    return template
+
+
+def _trims(template: Template) -> bool:
+    """Whether the template takes white space off a tool's text: then it does not matter whether there is any."""
+    plain = _conversation(1)
+    padded = [replace(m, content=f"\n{m.content}\n") if m.author is Author.TOOL else m for m in plain]
+    return template.render(padded, [PROBE], open=True) == template.render(plain, [PROBE], open=True)
 
 
 def _conversation(responses: int) -> list[Message]:
@@ -259,6 +312,18 @@ def _learn(template: Template, control: frozenset[str]) -> Learned:
         act_header=Glue(after_open[len(response_end) :]),
         opening_header=opened[len(asked) :],
     )
+
+
+def _check_headers(learned: Learned) -> Learned:
+    """Headers are written for every call alike, so none may hold what belongs to one.
+
+    Raises:
+        ModelError: The template writes a tool's name or a call's id around its response.
+    """
+    for glue in (learned.first_header, learned.next_header or "", learned.response_end, learned.act_header):
+        if PROBE.name in glue or "call0000" in glue:
+            raise ModelError(f"The chat template writes the tool's name or the call's id around a response: {glue!r}.")
+    return learned
 
 
 def _leading_control(text: str, control: frozenset[str]) -> str:

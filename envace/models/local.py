@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from envace.errors import ModelError
+from envace.errors import ContextOverflow, ModelError
 from envace.models.formats import Format
 from envace.models.ragged import ATTENTION, RaggedCache, buckets
 from envace.models.transcripts import Transcript
@@ -56,11 +56,14 @@ class LocalPolicy:
         self.model, self.format = model, format
         self._stop = format.stop_ids()
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        self._positions = int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31)
         self._chunk = 2 if size > CHUNK_BYTES else 64
         self._rows: list[Transcript] = []
         """Row of the cache -> transcript; rows are kept dense."""
         self._read: dict[Transcript, int] = {}
         """How many ids of a transcript are in the cache; absent before its prefill."""
+        self._row_numbers: dict[Transcript, int] = {}
+        """Which of its rows of training a begun transcript was begun in."""
         self._waiting: list[Transcript] = []
         """Begun, not prefilled yet."""
         self._requests: dict[Transcript, Request] = {}
@@ -78,24 +81,43 @@ class LocalPolicy:
     def begin(self, transcript: Transcript) -> None:
         """Its prompt is prefilled, once for all transcripts with the same prompt, at the next tick."""
         self._waiting.append(transcript)
+        self._row_numbers[transcript] = transcript.row
 
     async def sample(self, transcript: Transcript, role: Role, *, max_tokens: int, temperature: float) -> Step:
         """Sample until a stop token or the limit. The role changes only what ends it and who is credited.
 
         Raises:
-            ModelError: The model gave logits that are not finite.
+            ContextOverflow: The transcript has no room left in the model's positions.
+            ModelError: The model gave logits that are not finite, or the transcript was not begun.
         """
+        self._check(transcript)
+        room = self._positions - len(transcript)
+        if room <= 0:
+            raise ContextOverflow(f"The transcript has {len(transcript)} tokens; the model reads {self._positions}.")
         future: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
-        self._requests[transcript] = Request(
+        request = self._requests[transcript] = Request(
             transcript=transcript,
-            max_tokens=max_tokens,
+            max_tokens=min(max_tokens, room),
             temperature=temperature,
             stop_text=self.format.stop_text(role),
             future=future,
         )
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
-        return await future
+        try:
+            return await future
+        finally:
+            if self._requests.get(transcript) is request:  # whoever asked was cancelled
+                del self._requests[transcript]
+
+    def _check(self, transcript: Transcript) -> None:
+        """A transcript whose prompt was rewritten begins again; one that was never begun is an error."""
+        begun = self._row_numbers.get(transcript)
+        if begun is None:
+            raise ModelError("A transcript asks for a step before it was begun: call policy.begin first.")
+        if begun != transcript.row:
+            self.end(transcript)
+            self.begin(transcript)
 
     async def hold(self, outside: Awaitable[T]) -> T:
         """Await a tool or a grader; no tick happens meanwhile."""
@@ -110,6 +132,7 @@ class LocalPolicy:
 
     def end(self, transcript: Transcript) -> None:
         """Free its row; the last row takes its place."""
+        self._row_numbers.pop(transcript, None)
         if transcript in self._waiting:
             self._waiting.remove(transcript)
         if self._read.pop(transcript, None) is None:
@@ -152,17 +175,19 @@ class LocalPolicy:
         if not self._waiting:
             return
         groups: dict[tuple[int, ...], list[int]] = {}
-        for transcript in self._waiting:
-            groups.setdefault(tuple(transcript.segments[0].ids[:-1]), []).append(len(self._rows))
-            self._read[transcript] = len(transcript.segments[0].ids) - 1
-            self._rows.append(transcript)
-        self._waiting.clear()
+        for row, transcript in enumerate(self._waiting, len(self._rows)):
+            groups.setdefault(tuple(transcript.prompt[:-1]), []).append(row)
         prompts = {prompt: rows for prompt, rows in groups.items() if prompt}
         for batch in _batches(list(prompts)):
             self._cache.extend([prompts[p][0] for p in batch], batch, [0] * len(batch), pad=self.format.pad_id)
         copies = [(row, first, len(prompt)) for prompt, (first, *others) in prompts.items() for row in others]
         for row, first, length in sorted(copies, reverse=True):  # from the last row on, so that the cache grows once
             self._cache.move(first, row, length)
+        # Only now: had a pass failed, these rows would stand for prompts that nobody has read.
+        for transcript in self._waiting:
+            self._read[transcript] = len(transcript.prompt) - 1
+            self._rows.append(transcript)
+        self._waiting.clear()
 
     def _catch_up(self) -> None:
         """Read what was given since a step, all but its last token, where it is long enough to be worth a pass."""
@@ -219,6 +244,8 @@ class LocalPolicy:
         stopped = token in self._stop or self._at_stop_text(request)
         if stopped or len(request.ids) >= request.max_tokens:
             del self._requests[request.transcript]
+            if request.future.done():  # cancelled since this tick began
+                return
             request.future.set_result(Step(ids=request.ids, logprobs=request.logprobs, stopped=stopped))
 
     def _at_stop_text(self, request: Request) -> bool:

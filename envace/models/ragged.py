@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 from envace.errors import ModelError
 
 ATTENTION = "envace_ragged"
+SERVE_IT = "The local policy cannot keep that in its cache; serve the model and name its endpoint instead."
 
 
 def ragged_attention(
@@ -53,6 +55,8 @@ def ragged_attention(
 
 
 AttentionInterface.register(ATTENTION, ragged_attention)
+# Without a maker of masks of its own, an attention gets none, and layers with a window would attend to everything.
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,8 @@ class RaggedLayer(CacheLayerMixin):
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one row over another, which need not be there yet."""
+        if self.keys is None:  # nothing was read yet, so there is nothing to copy
+            return
         keys, values = self.storage()
         self.keys, self.values = (_grown(s, s, rows=target + 1, capacity=length) for s in (keys, values))
         for storage in self.storage():
@@ -135,7 +141,10 @@ class RaggedCache:
         """
         self.model = model
         config = model.config.get_text_config()
+        if not model._supports_attention_backend:
+            raise ModelError(f"Models of type {config.model_type!r} bring an attention of their own. {SERVE_IT}")
         self._window = _window(config)
+        self._by_kind = getattr(config, "layer_types", None) is not None
         self.layers = [RaggedLayer() for _ in range(config.num_hidden_layers)]
         self._cache = Cache(layers=list(self.layers))
         self.forward_tokens = 0
@@ -194,7 +203,7 @@ class RaggedCache:
         if self._window is None:
             return full
         near = full & (keys > positions[..., None] - self._window)[:, None]
-        return {"full_attention": full, "sliding_attention": near}
+        return {"full_attention": full, "sliding_attention": near} if self._by_kind else near
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
@@ -221,20 +230,23 @@ def _cache_keyword(module: Any) -> str:
 
 
 def _window(config: Any) -> int | None:
-    """The window of sliding layers; None where every layer attends to everything.
+    """The window of sliding layers (all of them where the config names no kinds); None where none slides.
 
     Raises:
-        ModelError: A layer keeps a state that is no list of keys and values, or attention is capped.
+        ModelError: A layer keeps a state that is no list of keys and values, attention is capped, or positions are
+            encoded by the length of what is read.
     """
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    unknown = kinds - {"full_attention", "sliding_attention"}
-    if unknown or getattr(config, "attn_logit_softcapping", None) or getattr(config, "model_type", "") == "gpt_oss":
-        found = ", ".join(sorted(unknown)) or "capped attention logits or attention sinks"
-        raise ModelError(
-            f"Models of type {config.model_type!r} have {found}, which the local policy cannot keep in its cache. "
-            "Serve the model and name its endpoint instead."
-        )
-    return int(config.sliding_window) if "sliding_attention" in kinds else None
+    found = kinds - {"full_attention", "sliding_attention"}
+    if getattr(config, "attn_logit_softcapping", None) or config.model_type == "gpt_oss":
+        found.add("capped attention logits or attention sinks")
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") in ("longrope", "dynamic"):
+        found.add("rotary positions that change with the length")
+    if found:
+        raise ModelError(f"Models of type {config.model_type!r} have {', '.join(sorted(found))}. {SERVE_IT}")
+    window = getattr(config, "sliding_window", None)
+    slides = getattr(config, "use_sliding_window", True) if not hasattr(config, "layer_types") else False
+    return int(window) if window and (slides or "sliding_attention" in kinds) else None
 
 
 def buckets(lengths: Sequence[int], *, max_tokens: int) -> Iterator[list[int]]:

@@ -57,6 +57,8 @@ class Template:
             )
         self._tokenizer, self._options = tokenizer, dict(options)
         self.native, self.quotes, self.speaks = native, quotes, speaks
+        self.trims = False
+        """Whether the template takes white space off a tool's text; learned from it."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, open: bool) -> str:
         """The text of a conversation; `open` adds the header of the next acting step.
@@ -79,7 +81,7 @@ class Template:
     def shown(self, text: str) -> str:
         """A tool's text as the template writes it."""
         if not self.quotes:
-            return text
+            return text.strip() if self.trims else text
         return json.dumps(_structure(text), ensure_ascii=False)
 
     def _native(self, message: Message) -> dict[str, Any]:

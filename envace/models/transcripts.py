@@ -33,7 +33,7 @@ def open_transcript(
 
 
 class Transcript:
-    """Segments of ids, only ever appended to."""
+    """Segments of ids, only ever appended to; a prompt that rewrites what stood before it opens a new row."""
 
     def __init__(
         self,
@@ -45,15 +45,38 @@ class Transcript:
     ) -> None:
         self.segments: list[Segment] = []
         self.ids: list[int] = []
-        """All ids so far, in order."""
+        """All ids of its present row, in order."""
         self.random = random
         """Source of the uniform numbers that sampling consumes, one a token."""
         self.tools = tuple(tools)
         """The tools that its prompt shows."""
         self.messages = list(messages)
         """The conversation as messages, for policies that speak in them; the ids are what was read and sampled."""
+        self.row = 0
+        """Number of its present row of training; `ids` are that row's."""
+        self._used = 0
         self._pending: list[str] = []
+        self._open_row(prompt)
+
+    def _open_row(self, prompt: Sequence[int]) -> None:
+        self.prompt = list(prompt)
+        """The ids that its present row began with."""
+        self.ids = []
         self.give(prompt, Author.USER).opens_row = True
+
+    def go_on(self, prompt: Sequence[int]) -> None:
+        """Go on from a prompt that was rendered again, say for a user's next turn. Messages are the caller's.
+
+        Where the prompt extends the ids so far, the rest is given. Where the template has rewritten them (Qwen3 drops
+        earlier reasoning), a new row of training begins: what was sampled stays as it was sampled.
+        """
+        self._pending.clear()  # the prompt holds what was said
+        same = len(self.ids)
+        if list(prompt[:same]) == self.ids:
+            self.give(prompt[same:], Author.USER)
+        else:
+            self.row += 1
+            self._open_row(prompt)
 
     def say(self, *pieces: str) -> None:
         """Text that nobody sampled here; it is encoded, together with what follows it, by `settle`."""
@@ -78,6 +101,9 @@ class Transcript:
             ids=list(step.ids), author=author, role=role, learn=Learn.POLICY, logprobs=_copy(step.logprobs)
         )
         self._append(segment)
+        usage = step.usage
+        if usage is not None and usage.prompt_tokens is not None and usage.sampled_tokens is not None:
+            self._used = usage.prompt_tokens + usage.sampled_tokens
         return segment
 
     def _append(self, segment: Segment) -> None:
@@ -85,20 +111,8 @@ class Transcript:
         self.ids.extend(segment.ids)
 
     def __len__(self) -> int:
-        return len(self.ids)
-
-
-def go_on(held: Transcript, prompt: Sequence[int]) -> Transcript:
-    """The transcript in which a conversation goes on after its prompt was rendered again, say for a user's next turn.
-
-    It is the same one where the prompt extends the ids that it holds. Where the template has rewritten them (Qwen3
-    drops earlier reasoning), it is a new one, and so is the row of training: what was sampled stays as it was sampled.
-    """
-    same = len(held.ids)
-    if list(prompt[:same]) == held.ids:
-        held.give(prompt[same:], Author.USER)
-        return held
-    return Transcript(prompt, random=held.random, tools=held.tools, messages=held.messages)
+        """Tokens that the model has to read; where only an endpoint knows them, those that it last counted."""
+        return max(len(self.ids), self._used)
 
 
 def _copy(values: list[float] | None) -> list[float] | None:

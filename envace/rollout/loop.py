@@ -55,7 +55,10 @@ async def rollout(
         await environment.open()
         trajectory.stop = await _act(policy, environment, transcript, trajectory, limits, temperature)
     except ContextOverflow as error:
-        trajectory.stop, trajectory.error = StopReason.LENGTH, str(error)
+        # Before anything was sampled it is no end that a policy brought about, but a limit set too high.
+        acted = any(segment.role is not None for segment in transcript.segments)
+        trajectory.stop = StopReason.LENGTH if acted else StopReason.INFRASTRUCTURE
+        trajectory.error = str(error)
     except (SandboxError, ModelError) as error:
         trajectory.stop, trajectory.error = StopReason.INFRASTRUCTURE, f"{type(error).__name__}: {error}"
     finally:

@@ -33,6 +33,9 @@ def add_lora(model: PreTrainedModel, settings: LoraSection, *, seed: int) -> Non
         inject_adapter_in_model(config, model)
     except ValueError as error:
         raise ConfigError(f"lora.targets = {settings.targets!r}: {error}"[:300]) from None
+    for tensor in model.parameters():
+        if tensor.requires_grad:  # small steps are lost in bfloat16
+            tensor.data = tensor.data.float()
 
 
 def has_lora(model: PreTrainedModel) -> bool:
@@ -78,12 +81,12 @@ def _switch(model: PreTrainedModel, *, on: bool) -> None:
 
 
 def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Plain weights under plain names, the adapters added to them; the model stays as it is."""
+    """Plain weights under plain names, the adapters added to them in float32; the model stays as it is."""
     state = model.state_dict()
     plain = {name: tensor for name, tensor in state.items() if MARK not in name}
     for name, module in model.named_modules():
         added: Any = getattr(module, "get_delta_weight", None)
         if added is not None:
             weight, delta = f"{name}.base_layer.weight", added("default")
-            plain[weight] = (plain[weight].float() + delta.float()).to(plain[weight].dtype)
+            plain[weight] = plain[weight].float() + delta.float()
     return {name.replace(".base_layer.", "."): tensor for name, tensor in plain.items()}

@@ -14,7 +14,7 @@ from support.loopback import Asked, Reply, in_a_thread
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from envace.cli import main
-from envace.errors import ModelError
+from envace.errors import ModelError, RunError
 from envace.jobs import doctor as module
 from envace.jobs.doctor import doctor
 from envace.jobs.evaluate import evaluate
@@ -204,7 +204,25 @@ def test_an_endpoint_that_dies_is_nobodys_failure() -> None:
     recipe = load_recipe({}, ["data.heldout=2", "data.unseen=0"])
     with in_a_thread() as server:
         server.answers(Reply(b"<html>no</html>", kind="text/html"))
+        with pytest.raises(
+            RunError, match=r"2 of 2 attempts have no verdict.*EndpointError: .*html"
+        ):
+            evaluate(recipe, model=f"{server.url}#tiny")
+
+
+def test_a_limit_that_no_prompt_fits_is_no_score_of_zero() -> None:
+    recipe = load_recipe({}, ["data.heldout=2", "data.unseen=0"])
+    refusal = {"error": {"message": "This model's maximum context length is 32 tokens.", "code": 400}}
+    with in_a_thread() as server:
+        server.answers(Reply(refusal, status=400))
+        with pytest.raises(RunError, match="context length"):
+            evaluate(recipe, model=f"{server.url}#tiny")
+
+
+def test_one_endpoint_failure_among_many_is_counted_and_stands_in_no_share() -> None:
+    recipe = load_recipe({}, ["data.heldout=6", "data.unseen=0"])
+    with in_a_thread() as server:
+        server.answers(Reply(b"<html>no</html>", kind="text/html"), speak)
         result = evaluate(recipe, model=f"{server.url}#tiny")
-    assert result["undecided"] == 2
-    assert result["success"] is None
-    assert result["endpoint"]["failures"]
+    assert (result["undecided"], result["n"]) == (1, 5)
+    assert sum(result["endpoint"]["failures"].values()) == 1

@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from envace.errors import ModelError
+from envace.errors import ContextOverflow, ModelError
 from envace.models.formats import StarterFormat
 from envace.models.local import LocalPolicy
+from envace.models.ragged import RaggedCache
 from envace.models.transcripts import Transcript, random_stream
 from envace.types import Author, Learn, Role, Segment, Step
 
@@ -329,3 +330,58 @@ def test_random_streams_depend_on_their_path_alone() -> None:
     assert random_stream(0, 1, 2).random() == random_stream(0, 1, 2).random()
     draws = [random_stream(*path).random() for path in ((0, 1, 2), (0, 2, 1), (0, 1), (1, 1, 2))]
     assert len(set(draws)) == 4
+
+
+async def test_a_step_that_timed_out_ends_no_other_and_leaves_nothing_behind(
+    new_tiny: New, form: StarterFormat
+) -> None:
+    policy = policy_of(new_tiny(), form)
+    slow, other = transcript(PROMPT, 1), transcript(PROMPT, 2)
+    for one in (slow, other):
+        policy.begin(one)
+    limited = asyncio.wait_for(policy.sample(slow, Role.ACT, max_tokens=480, temperature=1.0), 0.05)
+    results = await asyncio.gather(
+        limited, policy.sample(other, Role.ACT, max_tokens=150, temperature=1.0), return_exceptions=True
+    )
+    assert isinstance(results[0], asyncio.TimeoutError)
+    assert isinstance(results[1], Step)
+    policy.end(slow)
+    policy.end(other)
+    before = policy.forward_tokens
+    await asyncio.sleep(0.05)
+    assert policy.forward_tokens == before  # nobody samples for nobody
+
+
+async def test_a_transcript_that_was_not_begun_is_an_error(new_tiny: New, form: StarterFormat) -> None:
+    with pytest.raises(ModelError, match="before it was begun"):
+        await policy_of(new_tiny(), form).sample(transcript(PROMPT), Role.ACT, max_tokens=3, temperature=1.0)
+
+
+async def test_a_transcript_ends_where_the_models_positions_do(new_tiny: New, form: StarterFormat) -> None:
+    policy = policy_of(new_tiny(), form)  # it has 512
+    held = transcript([7] * 509)
+    policy.begin(held)
+    assert len((await take(policy, held, 10)).ids) == 3
+    with pytest.raises(ContextOverflow, match="512"):
+        await policy.sample(held, Role.ACT, max_tokens=1, temperature=1.0)
+
+
+async def test_a_pass_that_fails_fails_those_who_ask_and_nobody_else(
+    new_tiny: New, form: StarterFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = policy_of(new_tiny(), form)
+    extend = RaggedCache.extend
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(RaggedCache, "extend", fail)
+    first, second = transcript(PROMPT, 1), transcript(PROMPT, 2)
+    policy.begin(first)
+    policy.begin(second)
+    with pytest.raises(ModelError, match="no room"):
+        await policy.sample(first, Role.ACT, max_tokens=3, temperature=0.0)
+    policy.end(first)
+    monkeypatch.setattr(RaggedCache, "extend", extend)
+    await take(policy, second, 6)
+    assert_sampled_greedily(new_tiny(), second)

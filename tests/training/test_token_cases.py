@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from envace.errors import TrainingError
 from envace.models.chat import ChatFormat
 from envace.models.local import LocalPolicy
-from envace.models.transcripts import Transcript, go_on, random_stream
+from envace.models.transcripts import Transcript, random_stream
 from envace.training.batches import training_rows
 from envace.training.update import LossSettings, update
 from envace.types import Author, Group, Learn, Message, Role, Segment, Step, ToolCall, ToolSpec, Trajectory
@@ -37,19 +37,20 @@ def said(form: ChatFormat, text: str) -> Step:
 
 def test_T1_a_new_row_begins_where_the_template_rewrites_what_was_sampled() -> None:
     form = ChatFormat(tokenizer("qwen3"))
-    first = Transcript(form.open([], ASKED), random=random_stream(0))
-    first.take(said(form, "<think>\na\n</think>\n\nhi"), Role.ACT)
+    held = Transcript(form.open([], ASKED), random=random_stream(0))
+    held.take(said(form, "<think>\na\n</think>\n\nhi"), Role.ACT)
+    first = list(held.ids)
     again = [
         *ASKED,
         Message(author=Author.ASSISTANT, content="hi", reasoning="a"),
         Message(author=Author.USER, content="and now"),
     ]
-    second = go_on(first, form.open([], again))
-    assert second is not first
-    second.take(said(form, "<think>\nb\n</think>\n\nbye"), Role.ACT)
-    rows = rows_of(trajectory(first, second))
-    assert [row.ids.tolist() for row in rows] == [first.ids, second.ids]
-    assert [int(row.policy.sum()) for row in rows] == [len(t.segments[-1].ids) for t in (first, second)]
+    held.go_on(form.open([], again))
+    assert (held.row, held.ids) == (1, form.open([], again))
+    held.take(said(form, "<think>\nb\n</think>\n\nbye"), Role.ACT)
+    rows = rows_of(trajectory(held))
+    assert [row.ids.tolist() for row in rows] == [first, held.ids]
+    assert [int(row.policy.sum()) for row in rows] == [len(held.segments[n].ids) for n in (1, 3)]
 
 
 def test_T1_one_row_goes_on_where_the_next_prompt_extends_it() -> None:
@@ -57,10 +58,38 @@ def test_T1_one_row_goes_on_where_the_next_prompt_extends_it() -> None:
     held = Transcript(form.open([], ASKED), random=random_stream(0))
     held.take(said(form, "hi"), Role.ACT)
     again = [*ASKED, Message(author=Author.ASSISTANT, content="hi"), Message(author=Author.USER, content="and now")]
-    assert go_on(held, form.open([], again)) is held
+    held.go_on(form.open([], again))
     held.take(said(form, "bye"), Role.ACT)
     [row] = rows_of(trajectory(held))
     assert row.ids.tolist() == held.ids
+
+
+def tiny(form: ChatFormat) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(form.tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.3,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+async def test_T1_the_local_policy_reads_a_rewritten_prompt_anew() -> None:
+    form = ChatFormat(tokenizer("qwen3"))
+    model = tiny(form)
+    policy = LocalPolicy(model, form)
+    held = Transcript(form.open([], ASKED), random=random_stream(0))
+    policy.begin(held)
+    held.take(await policy.sample(held, Role.ACT, max_tokens=8, temperature=1.0), Role.ACT)
+    held.go_on(form.open([TOOL], ASKED))
+    held.take(await policy.sample(held, Role.ACT, max_tokens=8, temperature=1.0), Role.ACT)
+    policy.end(held)
+    logprobs = held.segments[-1].logprobs
+    assert logprobs is not None
+    with torch.no_grad():
+        log_TV = torch.log_softmax(model(torch.tensor([held.ids])).logits[0], -1)
+    start = len(held.prompt)
+    wanted = [float(log_TV[start + n - 1, token]) for n, token in enumerate(held.ids[start:])]
+    assert logprobs == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -124,12 +153,7 @@ def test_T8_only_sampled_tokens_are_trained_each_in_its_role(name: str) -> None:
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
 async def test_T10_the_first_ratio_is_one_at_any_sampling_temperature(temperature: float) -> None:
     form = ChatFormat(tokenizer("qwen3"))
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(form.tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048, initializer_range=0.3,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = tiny(form)
     policy = LocalPolicy(model, form)
     attempts = []
     for index in range(2):
