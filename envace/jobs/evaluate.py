@@ -56,7 +56,7 @@ def evaluate(
         (what an endpoint was asked and what it cost) (docs/metrics.md).
     """
     name = model or recipe.model
-    endpoint = open_endpoint(name) if is_endpoint(name) else None
+    endpoint = open_endpoint(name, settings=recipe.endpoint) if is_endpoint(name) else None
     loaded = None if endpoint or name in REFERENCES else load(name, recipe)
     name = str(endpoint.address) if endpoint else name
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from envace.errors import ConfigError
+from envace.models.http import HttpSettings
 from envace.rewards import WEIGHTS
 from envace.rollout import Limits
 from envace.rollout.groups import Setting
@@ -133,6 +134,8 @@ class Recipe(Section):
     limits: LimitsSection = Field(default_factory=LimitsSection)
     loss: LossSection = Field(default_factory=LossSection)
     eval: EvalSection = Field(default_factory=EvalSection)
+    endpoint: HttpSettings = Field(default_factory=HttpSettings)
+    """How an endpoint is asked, where the model is one."""
     checkpoint_every: int = Field(5, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
     trajectories_every: int = Field(10, ge=1)
@@ -214,7 +217,8 @@ def load_recipe(source: Path | str | dict[str, Any] | None = None, overrides: Se
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{_named(source)}: {where} = {first['input']!r}: {first['msg']}.") from None
+        shown = "(not shown)" if "headers" in where else repr(first["input"])  # headers may be credentials
+        raise ConfigError(f"{_named(source)}: {where} = {shown}: {first['msg']}.") from None
 
 
 def _named(source: Path | str | dict[str, Any] | None) -> str:

@@ -204,9 +204,7 @@ def test_an_endpoint_that_dies_is_nobodys_failure() -> None:
     recipe = load_recipe({}, ["data.heldout=2", "data.unseen=0"])
     with in_a_thread() as server:
         server.answers(Reply(b"<html>no</html>", kind="text/html"))
-        with pytest.raises(
-            RunError, match=r"2 of 2 attempts have no verdict.*EndpointError: .*html"
-        ):
+        with pytest.raises(RunError, match=r"2 of 2 attempts have no verdict.*EndpointError: .*html"):
             evaluate(recipe, model=f"{server.url}#tiny")
 
 
