@@ -147,6 +147,8 @@ def _next(result: dict[str, Any], kind: str) -> list[str]:
     if kind == "doctor":
         fails = sum(not check["ok"] for check in result["checks"])
         return [f"{len(result['checks']) - fails} of {len(result['checks'])} hold on {result['model']}"]
-    if kind in ("sft", "train"):
+    if kind == "sft":
+        return [f"next: envace train RECIPE model={result['run']}"]
+    if kind == "train":
         return [f"next: envace eval RECIPE --model {result['run']}; envace report {result['run']}"]
     return []

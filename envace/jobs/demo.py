@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from envace.errors import RunError
 from envace.jobs.display import Display, Silent
 from envace.jobs.evaluate import evaluate
 from envace.jobs.models import MODEL_FOLDER
@@ -49,11 +51,14 @@ def demo(
     """
     display, started = display or Silent(), time.perf_counter()
     recipe = load_recipe(RECIPE, [*(QUICK if quick else ()), f"seed={seed}", *overrides])
+    arms = {"trained": recipe.arm, **({"grpo_real": "grpo-real"} if compare else {})}
+    if not resume:
+        _check_free([out / arm for arm in arms.values()])
     if from_scratch:
         recipe = _from_scratch(recipe, out, resume, display)
     display.say("evaluating the warm-up policy")
     results: dict[str, Any] = {"warm_up": evaluate(recipe, display=display)}
-    for name, arm in {"trained": recipe.arm, **({"grpo_real": "grpo-real"} if compare else {})}.items():
+    for name, arm in arms.items():
         results[name], summary = _arm(recipe.model_copy(update={"arm": arm}), out / arm, resume, display)
         if name == "trained":
             results["feasible_share"] = summary["feasible_share"]
@@ -64,6 +69,13 @@ def demo(
     folder.write_json(folder.results_file, results)
     page = report([folder.path])
     return {**results, "report": str(page)}
+
+
+def _check_free(folders: Sequence[Path]) -> None:
+    """Before anything is measured: a run that is there is not written over."""
+    for path in folders:
+        if RunFolder(path).config_file.exists():
+            raise RunError(f"{path} already holds a run. Go on with it by --resume, or name another folder with --out.")
 
 
 def _from_scratch(recipe: Recipe, out: Path, resume: bool, display: Display) -> Recipe:

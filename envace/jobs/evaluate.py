@@ -48,7 +48,7 @@ def evaluate(
         recipe: Says the world, the number of scenarios, limits and sampling.
         model: `starter`, a model or run folder, an endpoint (`URL#NAME`), `gold` (replays the oracle) or `nothing`
             (the floor); None takes the recipe's.
-        out: A run folder to add the results to.
+        out: A run folder to add the results to; None takes the model's own, where the model is a run.
         display: Who watches.
 
     Returns:
@@ -59,6 +59,8 @@ def evaluate(
     endpoint = open_endpoint(name, settings=recipe.endpoint) if is_endpoint(name) else None
     loaded = None if endpoint or name in REFERENCES else load(name, recipe)
     name = str(endpoint.address) if endpoint else name
+    # Opened first: after the evaluation it would be too late to say that there is no such run.
+    folder = RunFolder.open(out) if out is not None else _own_folder(name)
 
     async def job() -> dict[str, Any]:
         async with open_world(recipe) as world, endpoint or nullcontext():
@@ -68,10 +70,15 @@ def evaluate(
             return {**result, "endpoint": endpoint.counters.to_json()} if endpoint else result
 
     result = asyncio.run(job())
-    if out is not None:
-        folder = RunFolder.open(out)
+    if folder is not None:
         folder.write_json(folder.results_file, {**folder.results(), "evaluated": {"model": name, **result}})
     return result
+
+
+def _own_folder(name: str) -> RunFolder | None:
+    """The run that a model's name names, if it names one."""
+    path = Path(name)
+    return RunFolder.open(path) if (path / "metrics.jsonl").exists() and (path / "config.json").exists() else None
 
 
 async def full_evaluation(
@@ -81,22 +88,23 @@ async def full_evaluation(
     torch.set_num_threads(recipe.threads)
     heldout = await world.scenarios("heldout", recipe.data.heldout)
     unseen = await world.scenarios("unseen", recipe.data.unseen)
-    attempts = await try_scenarios(recipe, world, loaded, heldout + unseen, reference=reference, display=display)
-    known = [attempt for attempt in attempts if not _is_unseen(attempt, unseen)]
-    summary = summarise(known)
+    summary = summarise(await try_scenarios(recipe, world, loaded, heldout, reference=reference, display=display))
     if unseen:
-        summary["unseen"] = {
-            key: value
-            for key, value in summarise([a for a in attempts if _is_unseen(a, unseen)]).items()
-            if key in ("success", "n", "ci", "do", "decline")
-        }
+        attempts = await try_scenarios(
+            recipe,
+            world,
+            loaded,
+            unseen,
+            reference=reference,
+            display=display,
+            task="unseen domain",
+            first=len(heldout),
+        )
+        kept = ("success", "n", "ci", "do", "decline")
+        summary["unseen"] = {key: value for key, value in summarise(attempts).items() if key in kept}
     if loaded is not None and recipe.eval.fidelity:
         summary["fidelity"] = await fidelity(recipe, world, loaded, heldout[: recipe.eval.fidelity])
     return summary
-
-
-def _is_unseen(attempt: Attempt, unseen: Sequence[Scenario]) -> bool:
-    return bool(unseen) and attempt.scenario.environment in {scenario.environment for scenario in unseen}
 
 
 async def try_scenarios(
@@ -107,9 +115,10 @@ async def try_scenarios(
     *,
     reference: str | Policy = "",
     display: Display,
+    task: str = "evaluation",
+    first: int = 0,
 ) -> list[Attempt]:
-    """Try each scenario once for real, some at a time."""
-    task = "evaluation"
+    """Try each scenario once for real, some at a time; `first` numbers the first one among all that are tried."""
     display.start(task, len(scenarios))
     attempts: list[Attempt] = []
     # A reference that is no policy is scripted for one scenario.
@@ -124,7 +133,7 @@ async def try_scenarios(
             limits=recipe.rollout_limits(),
             temperature=recipe.eval.temperature,
             seed=recipe.seed,
-            first=start,
+            first=first + start,
         )
         attempts += evaluation.attempts
         display.advance(task, len(attempts), _so_far(attempts))

@@ -46,12 +46,17 @@ def resolve(name: str) -> Path | str:
         return path / MODEL_FOLDER
     if path.is_dir():
         return path
-    if HUB_NAME.fullmatch(name):
+    if HUB_NAME.fullmatch(name) and not _meant_as_a_path(name):
         return name
     raise ModelError(
         f"There is no model {name!r}. Name `starter`, `{SMOLLM2}`, a model folder, a run folder, or owner/name of the "
         "hub."
     )
+
+
+def _meant_as_a_path(name: str) -> bool:
+    """`./x`, or `runs/x` where there is a folder `runs`: a mistyped path is not to be looked for on the hub."""
+    return name.startswith((".", "/", "~")) or Path(name.split("/")[0]).is_dir()
 
 
 def load(name: str, recipe: Recipe | None = None) -> Loaded:

@@ -28,6 +28,7 @@ from envace.training.checkpoints import (
     prune,
     save_checkpoint,
     save_model,
+    set_aside,
 )
 from envace.training.demonstrations import SupervisedRow, demonstrate, supervised_row, under_fresh_ids
 from envace.training.recipe import Recipe
@@ -151,6 +152,7 @@ def _train(
 
 def _resume(folder: RunFolder, loaded: Loaded, optimizer: MuonAdam) -> int:
     """Go back to the newest whole checkpoint of the warm-up; returns the step it holds."""
+    set_aside(folder.checkpoints, prefix="sft")
     path = latest(folder.checkpoints, prefix="sft")
     if path is None:
         folder.rewind_steps(0)

@@ -54,8 +54,12 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
         done = trainer.resume()
         if done >= recipe.updates and (folder.path / MODEL_FOLDER).exists():
             raise RunError(f"{out} is finished: all {recipe.updates} updates are done. Ask for more in another run.")
-        if done:
-            display.say(f"going on after update {done}")
+        for path in trainer.set_aside:
+            display.say(f"a checkpoint is damaged and was set aside: {path}")
+        if resume:
+            display.say(
+                f"going on after update {done}" if done else "no whole checkpoint yet: starting from the first update"
+            )
         display.start("training", recipe.updates)
         await trainer.run()
         display.finish("training")

@@ -86,12 +86,17 @@ def share_cell(record: Mapping[str, Any]) -> Cell:
 def result_rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """Stage by stage one row a run, and the mean with its range where runs differ in their seed alone.
 
-    Warm-up and trained always have a row, so that what was not measured shows; the others only where they ran.
+    Warm-up and trained have a row, so that what was not measured shows, unless only other things were; the others have
+    one where they ran.
     """
     rows = []
+    measured = {key for key, _ in STAGES if any(section(outcome.results, key) for outcome in outcomes)}
+    optional = {"grpo_real", "evaluated"}
+    if measured and not measured & {"warm_up", "trained"}:
+        optional |= {"warm_up", "trained"}
     for key, name in STAGES:
         stage = [(outcome, section(outcome.results, key)) for outcome in outcomes]
-        if key in ("grpo_real", "evaluated"):
+        if key in optional:
             stage = [(outcome, result) for outcome, result in stage if result]
         if len(stage) > 1 and all(result and result == stage[0][1] for _, result in stage):
             rows.append(Row(stage=name, run=EVERY_RUN, cells=_cells(stage[0][1])))

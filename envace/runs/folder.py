@@ -46,12 +46,16 @@ class RunFolder:
             RunError: The folder holds a run and `resume` is not asked for, or a run of another recipe or other inputs.
         """
         folder = cls(path)
+        if path.exists() and not path.is_dir():
+            raise RunError(f"{path} is a file; a run is written to a folder.")
         if not folder.config_file.exists():
             folder.write_json(folder.config_file, config)
             folder.write_json(path / "env.json", {**environment_facts(), "inputs": inputs or {}})
             return folder
         if not resume:
-            raise RunError(f"{path} already holds a run. Go on with it by --resume, or name another folder with --out.")
+            raise RunError(
+                f"{path} already holds a run. Go on with it (--resume, resume=True), or name another folder (--out)."
+            )
         different = _differences(folder.config(), config)
         if different:
             raise RunError(
@@ -71,7 +75,9 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """Open an existing run. Raises RunError when there is none."""
         if not (path / "config.json").exists():
-            raise RunError(f"{path} is not a run folder: it has no config.json.")
+            inside = sorted(str(found.parent) for found in path.glob("*/env.json"))
+            hint = f" These within are: {', '.join(inside[:5])}." if inside else ""
+            raise RunError(f"{path} is not a run folder: it has no config.json.{hint}")
         return cls(path)
 
     def config(self) -> dict[str, Any]:

@@ -82,12 +82,13 @@ def load_package(folder: Path) -> Package:
         raise DataError(f"{folder} is not a folder. An environment package holds environment.py and scenarios.jsonl.")
     folder = folder.resolve()
     spec = read_environment(folder / "environment.py", name=folder.name)
-    scenarios = tuple(read_scenarios(folder / "scenarios.jsonl"))
+    read = read_scenarios(folder / "scenarios.jsonl")
+    scenarios = tuple(s if s.environment else s.model_copy(update={"environment": spec.id}) for s in read)
     for scenario in scenarios:
         if scenario.environment != spec.id:
             raise DataError(
                 f"{folder}/scenarios.jsonl: scenario {scenario.id!r} names environment {scenario.environment!r}, "
-                f"the package is {spec.id!r}."
+                f"the package is {spec.id!r}. Leave `environment` out: it is the folder's name."
             )
     return Package(spec=spec, scenarios=scenarios)
 

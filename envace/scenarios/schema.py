@@ -52,8 +52,8 @@ class Scenario(Strict):
     """
 
     id: str
-    environment: str
-    """Id of the environment package."""
+    environment: str = ""
+    """Id of the environment package; empty takes that of the package it stands in."""
     kind: str = "task"
     """Which sort of task it is; results are broken down by it."""
     split: Literal["train", "heldout"] | None = None

@@ -62,7 +62,8 @@ def load_model(
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=local)
         model = model.to(device=_device(device))
     except Exception as error:  # transformers raises many kinds for a folder it cannot read; the boundary is here
-        raise ModelError(f"cannot load a model from {path}: {type(error).__name__}: {error}"[:500]) from error
+        said = " ".join(str(error).split())  # one line, whatever it was
+        raise ModelError(f"cannot load a model from {path}: {type(error).__name__}: {said}"[:500]) from error
     return Loaded(model=model, format=format_of(tokenizer, model, thinking=thinking))
 
 
@@ -139,6 +140,23 @@ def latest(folder: Path, *, prefix: str = "update") -> Path | None:
         if (path / STATE).exists():
             return path
     return None
+
+
+def set_aside(folder: Path, *, prefix: str = "update") -> list[Path]:
+    """Rename checkpoints newer than the newest whole one, so that they never stand in the way of those to come.
+
+    Returns:
+        What they are called now; nothing is deleted.
+    """
+    whole = latest(folder, prefix=prefix)
+    moved = []
+    for path in _numbered(folder, prefix):
+        if whole is not None and path.name <= whole.name:
+            break
+        target = path.with_name(f"{path.name}.damaged")
+        shutil.rmtree(target, ignore_errors=True)
+        moved.append(path.rename(target))
+    return moved
 
 
 def prune(folder: Path, keep: int, *, prefix: str = "update") -> None:

@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from envace.runs import RunFolder
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario
 from envace.training.batches import training_rows
-from envace.training.checkpoints import Loaded, latest, load_state, load_weights, prune, save_checkpoint
+from envace.training.checkpoints import Loaded, latest, load_state, load_weights, prune, save_checkpoint, set_aside
 from envace.training.lora import add_lora
 from envace.training.metrics import group_metrics
 from envace.training.recipe import Recipe
@@ -57,9 +58,12 @@ class Trainer:
         needs_reference = self.recipe.loss.kl > 0 or (self.recipe.anchored and self.recipe.loss.anchor_kl > 0)
         self.reference = reference_of(model) if needs_reference else None
         self.done = 0
+        self.set_aside: list[Path] = []
+        """Damaged checkpoints that a resumed run did not go on from."""
 
     def resume(self) -> int:
         """Go back to the newest whole checkpoint; returns the number of updates it holds."""
+        self.set_aside = set_aside(self.folder.checkpoints)
         path = latest(self.folder.checkpoints)
         if path is None:
             self.folder.rewind(-1)

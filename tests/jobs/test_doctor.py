@@ -224,3 +224,11 @@ def test_one_endpoint_failure_among_many_is_counted_and_stands_in_no_share() -> 
         result = evaluate(recipe, model=f"{server.url}#tiny")
     assert (result["undecided"], result["n"]) == (1, 5)
     assert sum(result["endpoint"]["failures"].values()) == 1
+
+
+def test_a_mistyped_path_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/nope", "./nope", "../nope/model", "/nope/model"):
+        with pytest.raises(ModelError, match="There is no model"):
+            doctor(name)

@@ -24,6 +24,7 @@ from envace.training.checkpoints import (
     prune,
     save_checkpoint,
     save_model,
+    set_aside,
     verify,
 )
 
@@ -205,3 +206,24 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
     with pytest.raises(ModelError, match="cannot load a model"):
         load_model(tmp_path)
+
+
+def test_damaged_checkpoints_are_set_aside_and_stand_in_nobodys_way(tmp_path: Path, loaded: Loaded) -> None:
+    paths = [save(tmp_path, loaded, number) for number in (4, 5, 6)]
+    for path in paths[1:]:
+        flip(path / STATE)
+    moved = set_aside(tmp_path)
+    assert [path.name for path in moved] == ["update-000006.damaged", "update-000005.damaged"]
+    assert latest(tmp_path) == paths[0]
+    again = save(tmp_path, loaded, 5)
+    prune(tmp_path, 1)
+    assert latest(tmp_path) == again
+    assert set_aside(tmp_path) == []
+
+
+def test_where_all_are_damaged_the_next_ones_are_kept(tmp_path: Path, loaded: Loaded) -> None:
+    flip(save(tmp_path, loaded, 9) / STATE)
+    assert len(set_aside(tmp_path)) == 1
+    first = save(tmp_path, loaded, 1)
+    prune(tmp_path, 2)
+    assert latest(tmp_path) == first
