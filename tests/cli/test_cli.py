@@ -138,5 +138,5 @@ def test_an_interrupted_training_goes_on(recipe: str, tmp_path: Path) -> None:
         process.kill()
 
     assert process.returncode == 130
-    assert "--resume goes on" in err and "Traceback" not in err
+    assert "goes on with --resume" in err and "Traceback" not in err
     assert list((out / "checkpoints").glob("update-*[0-9]"))
