@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from envace import __version__
 from envace.cli.display import display_for, show
 
 app = typer.Typer(
@@ -15,6 +16,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"envace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and end.")
+    ] = False,
+) -> None:
+    """Train tool-using agents by world rehearsal: the policy also plays its environment."""
+
 
 RecipeArgument = Annotated[Path, typer.Argument(help="A recipe (YAML). `envace recipe` prints one to start from.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe, e.g. updates=100.")]
@@ -67,11 +84,8 @@ def sft(
     from envace.jobs.sft import sft as job
     from envace.training.recipe import load_recipe
 
-    show(
-        job(load_recipe(recipe, overrides or ()), out=out, resume=resume, display=display_for(as_json)),
-        as_json,
-        kind="sft",
-    )
+    changed = load_recipe(recipe, overrides or ())
+    show(job(changed, out=out, resume=resume, display=display_for(as_json)), as_json, kind="sft")
 
 
 @app.command()
@@ -86,11 +100,8 @@ def train(
     from envace.jobs.train import train as job
     from envace.training.recipe import load_recipe
 
-    show(
-        job(load_recipe(recipe, overrides or ()), out=out, resume=resume, display=display_for(as_json)),
-        as_json,
-        kind="train",
-    )
+    changed = load_recipe(recipe, overrides or ())
+    show(job(changed, out=out, resume=resume, display=display_for(as_json)), as_json, kind="train")
 
 
 @app.command(name="eval")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import envace
 from envace.cli import main
 
 TINY = (
@@ -140,3 +141,9 @@ def test_an_interrupted_training_goes_on(recipe: str, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "goes on with --resume" in err and "Traceback" not in err
     assert list((out / "checkpoints").glob("update-*[0-9]"))
+
+
+def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--version")
+
+    assert (code, out, err) == (0, f"envace {envace.__version__}\n", "")
