@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from envace.errors import RunError
 from envace.jobs.display import Display, Silent
 from envace.jobs.evaluate import evaluate
 from envace.jobs.models import MODEL_FOLDER
@@ -52,8 +50,8 @@ def demo(
     display, started = display or Silent(), time.perf_counter()
     recipe = load_recipe(RECIPE, [*(QUICK if quick else ()), f"seed={seed}", *overrides])
     arms = {"trained": recipe.arm, **({"grpo_real": "grpo-real"} if compare else {})}
-    if not resume:
-        _check_free([out / arm for arm in arms.values()])
+    for arm in () if resume else arms.values():  # before anything is measured
+        RunFolder.check_free(out / arm)
     if from_scratch:
         recipe = _from_scratch(recipe, out, resume, display)
     display.say("evaluating the warm-up policy")
@@ -69,13 +67,6 @@ def demo(
     folder.write_json(folder.results_file, results)
     page = report([folder.path])
     return {**results, "report": str(page)}
-
-
-def _check_free(folders: Sequence[Path]) -> None:
-    """Before anything is measured: a run that is there is not written over."""
-    for path in folders:
-        if RunFolder(path).config_file.exists():
-            raise RunError(f"{path} already holds a run. Go on with it by --resume, or name another folder with --out.")
 
 
 def _from_scratch(recipe: Recipe, out: Path, resume: bool, display: Display) -> Recipe:

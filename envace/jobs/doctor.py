@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def doctor(model: str, *, tokenizer: str | None = None, recipe: Recipe | None = 
     return {
         "model": model,
         "ok": all(check.ok for check in checks),
-        "checks": [{"name": check.name, "ok": check.ok, "detail": check.detail} for check in checks],
+        "checks": [asdict(check) for check in checks],
         "seconds": round(time.perf_counter() - started, 1),
     }
 

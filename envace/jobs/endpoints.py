@@ -9,11 +9,11 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from envace.errors import EnvaceError, ModelError
-from envace.models.chat import ChatFormat
-from envace.models.formats import CONTROL_TOKENS, Format, StarterFormat
+from envace.models.formats import Format
 from envace.models.http import HttpPolicy, HttpSettings
 from envace.models.transcripts import Transcript, random_stream
 from envace.models.wire import parse_address
+from envace.training.checkpoints import format_of
 from envace.types import Author, Message, Role, Step, ToolCall, ToolSpec
 
 STEP_TOKENS = 64
@@ -41,9 +41,7 @@ def tokenizer_format(name: str) -> Format:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=Path(name).is_dir())
     except Exception as error:  # transformers raises many kinds for a folder it cannot read; the boundary is here
         raise ModelError(f"cannot load a tokenizer from {name}: {type(error).__name__}: {error}"[:500]) from error
-    if set(CONTROL_TOKENS) <= set(tokenizer.get_vocab()):
-        return StarterFormat(tokenizer)
-    return ChatFormat(tokenizer, ends=[] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
+    return format_of(tokenizer, ends=tokenizer.eos_token_id)
 
 
 @dataclass(frozen=True, kw_only=True)

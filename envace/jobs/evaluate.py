@@ -21,6 +21,7 @@ from envace.jobs.endpoints import is_endpoint, open_endpoint
 from envace.jobs.models import load
 from envace.jobs.worlds import World, open_world
 from envace.models.formats import TOOL, Format
+from envace.models.http import HttpPolicy
 from envace.models.local import LocalPolicy
 from envace.models.policy import Policy, ScriptedPolicy
 from envace.rollout.groups import Collector
@@ -35,6 +36,8 @@ from envace.types import Author, Message, Role, ToolCall, is_error
 BATCH = 128
 """Scenarios tried at once."""
 PROBE_SEED = 99
+Source = Loaded | HttpPolicy | str
+"""What is evaluated: a loaded model, an endpoint, or the name of a reference."""
 REFERENCES = ("gold", "nothing")
 """Models that need no weights: the oracle replayed, and the floor."""
 
@@ -57,16 +60,14 @@ def evaluate(
     """
     name = model or recipe.model
     endpoint = open_endpoint(name, settings=recipe.endpoint) if is_endpoint(name) else None
-    loaded = None if endpoint or name in REFERENCES else load(name, recipe)
+    source: Source = endpoint or (name if name in REFERENCES else load(name, recipe))
     name = str(endpoint.address) if endpoint else name
     # Opened first: after the evaluation it would be too late to say that there is no such run.
     folder = RunFolder.open(out) if out is not None else _own_folder(name)
 
     async def job() -> dict[str, Any]:
         async with open_world(recipe) as world, endpoint or nullcontext():
-            result = await full_evaluation(
-                recipe, world, loaded, reference=endpoint or name, display=display or Silent()
-            )
+            result = await full_evaluation(recipe, world, source, display=display or Silent())
             return {**result, "endpoint": endpoint.counters.to_json()} if endpoint else result
 
     result = asyncio.run(job())
@@ -81,39 +82,29 @@ def _own_folder(name: str) -> RunFolder | None:
     return RunFolder.open(path) if (path / "metrics.jsonl").exists() and (path / "config.json").exists() else None
 
 
-async def full_evaluation(
-    recipe: Recipe, world: World, loaded: Loaded | None, *, reference: str | Policy = "", display: Display
-) -> dict[str, Any]:
+async def full_evaluation(recipe: Recipe, world: World, source: Source, *, display: Display) -> dict[str, Any]:
     """Held-out success, the unseen domain, and fidelity on the fixed probe."""
     torch.set_num_threads(recipe.threads)
     heldout = await world.scenarios("heldout", recipe.data.heldout)
     unseen = await world.scenarios("unseen", recipe.data.unseen)
-    summary = summarise(await try_scenarios(recipe, world, loaded, heldout, reference=reference, display=display))
+    summary = summarise(await try_scenarios(recipe, world, source, heldout, display=display))
     if unseen:
         attempts = await try_scenarios(
-            recipe,
-            world,
-            loaded,
-            unseen,
-            reference=reference,
-            display=display,
-            task="unseen domain",
-            first=len(heldout),
+            recipe, world, source, unseen, display=display, task="unseen domain", first=len(heldout)
         )
         kept = ("success", "n", "ci", "do", "decline")
         summary["unseen"] = {key: value for key, value in summarise(attempts).items() if key in kept}
-    if loaded is not None and recipe.eval.fidelity:
-        summary["fidelity"] = await fidelity(recipe, world, loaded, heldout[: recipe.eval.fidelity])
+    if isinstance(source, Loaded) and recipe.eval.fidelity:
+        summary["fidelity"] = await fidelity(recipe, world, source, heldout[: recipe.eval.fidelity])
     return summary
 
 
 async def try_scenarios(
     recipe: Recipe,
     world: World,
-    loaded: Loaded | None,
+    source: Source,
     scenarios: Sequence[Scenario],
     *,
-    reference: str | Policy = "",
     display: Display,
     task: str = "evaluation",
     first: int = 0,
@@ -121,12 +112,12 @@ async def try_scenarios(
     """Try each scenario once for real, some at a time; `first` numbers the first one among all that are tried."""
     display.start(task, len(scenarios))
     attempts: list[Attempt] = []
-    # A reference that is no policy is scripted for one scenario.
-    size = 1 if loaded is None and isinstance(reference, str) else BATCH
+    # A reference is scripted for one scenario.
+    size = 1 if isinstance(source, str) else BATCH
     for start in range(0, len(scenarios), size):
         batch = scenarios[start : start + size]
         evaluation = await evaluate_policy(
-            _policy(loaded, reference, batch[0]),
+            _policy(source, batch[0]),
             batch,
             world.specs,
             world.worker,
@@ -143,8 +134,8 @@ async def try_scenarios(
 
 
 def _so_far(attempts: Sequence[Attempt]) -> str:
-    share = summarise(attempts)["success"]
-    return "undecided so far" if share is None else f"success {share:.3f}"
+    decided = [attempt.success for attempt in attempts if attempt.success is not None]
+    return f"success {sum(decided) / len(decided):.3f}" if decided else "undecided so far"
 
 
 def _check_decided(attempts: Sequence[Attempt]) -> None:
@@ -158,14 +149,14 @@ def _check_decided(attempts: Sequence[Attempt]) -> None:
         raise RunError(f"{len(lost)} of {len(attempts)} attempts have no verdict; the first failure: {lost[0]}")
 
 
-def _policy(loaded: Loaded | None, reference: str | Policy, scenario: Scenario) -> Policy:
-    if not isinstance(reference, str):
-        return reference
-    if loaded is not None:
-        loaded.model.eval()
-        return LocalPolicy(loaded.model, loaded.format)
+def _policy(source: Source, scenario: Scenario) -> Policy:
+    if isinstance(source, Loaded):
+        source.model.eval()
+        return LocalPolicy(source.model, source.format)
+    if not isinstance(source, str):
+        return source
     form = _starter_format()
-    return ScriptedPolicy(form, _script(reference, scenario, form))
+    return ScriptedPolicy(form, _script(source, scenario, form))
 
 
 @lru_cache(maxsize=1)

@@ -57,6 +57,8 @@ class Learned:
     """The end of a tool's response, up to and with its own end tag."""
     act_header: Glue
     """From there to the next acting step."""
+    asked: str
+    """The rendering of an instruction alone, up to where the header of an acting step begins."""
     opening_header: str
     """What `open` adds to a user's message."""
 
@@ -163,27 +165,27 @@ class ChatFormat:
 
     def _text(self, message: Message) -> str:
         """What the template writes for an assistant's message after the header."""
-        before = [Message(author=Author.USER, content=USER_TEXT)]
-        head = self.template.render(before, [PROBE], open=True)
-        whole = self._rendered(before, message)
+        whole = self._rendered(message)
+        head = self.learned.asked + self.learned.opening_header
         if not whole.startswith(head):
-            head = self.template.render(before, [PROBE], open=False) + _open_part(self.learned.opening_header)
+            head = self.learned.asked + _open_part(self.learned.opening_header)
         if not whole.startswith(head):
             raise ModelError("The chat template writes an assistant's message differently from the header it opens.")
         return whole[len(head) :].removesuffix(self.learned.separator)
 
-    def _rendered(self, before: list[Message], message: Message) -> str:
-        """The conversation up to the message's end.
+    def _rendered(self, message: Message) -> str:
+        """An instruction and the message, up to the message's end.
 
         Calls are rendered with a response behind them, as they will be: some templates (Qwen3) write a last message
         differently.
         """
+        before = Message(author=Author.USER, content=USER_TEXT)
         if not message.calls:
-            return self.template.render([*before, message], [PROBE], open=False)
+            return self.template.render([before, message], [PROBE], open=False)
         answers = [
             Message(author=Author.TOOL, content=FIRST, name=call.name, call_id=call.id) for call in message.calls
         ]
-        text = self.template.render([*before, message, *answers], [PROBE], open=False)
+        text = self.template.render([before, message, *answers], [PROBE], open=False)
         following = self.learned.end + self.learned.first_header + FIRST
         return text[: text.index(following) + len(self.learned.end)]
 
@@ -310,6 +312,7 @@ def _learn(template: Template, control: frozenset[str]) -> Learned:
         next_header=None if between is None else Glue(between[len(response_end) :]),
         response_end=Glue(response_end),
         act_header=Glue(after_open[len(response_end) :]),
+        asked=asked,
         opening_header=opened[len(asked) :],
     )
 

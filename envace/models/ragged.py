@@ -147,6 +147,7 @@ class RaggedCache:
         self._by_kind = getattr(config, "layer_types", None) is not None
         self.layers = [RaggedLayer() for _ in range(config.num_hidden_layers)]
         self._cache = Cache(layers=list(self.layers))
+        self._keywords = {module: _cache_keyword(module) for module in (model, model.base_model)}
         self.forward_tokens = 0
         """Tokens that went through the model, padding included."""
 
@@ -171,7 +172,7 @@ class RaggedCache:
 
     @torch.inference_mode()
     def _forward(
-        self, module: Any, rows: Sequence[int], ids: Tensor, starts: Sequence[int], *, length: int, capacity: int
+        self, module: nn.Module, rows: Sequence[int], ids: Tensor, starts: Sequence[int], *, length: int, capacity: int
     ) -> Any:
         """One pass of ids (R, Q) over the cache."""
         device = ids.device
@@ -193,7 +194,7 @@ class RaggedCache:
             attention_mask=self._mask(positions, length),
             position_ids=positions,
             use_cache=True,
-            **{_cache_keyword(module): self._cache},
+            **{self._keywords[module]: self._cache},
         )
 
     def _mask(self, positions: Tensor, length: int) -> Any:
@@ -224,7 +225,7 @@ def _grown(storage: Tensor | None, like: Tensor, *, rows: int, capacity: int) ->
     return new
 
 
-def _cache_keyword(module: Any) -> str:
+def _cache_keyword(module: nn.Module) -> str:
     """Renamed from `past_key_values` in the course of transformers 5."""
     return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from envace.envs import Environment, ExecutableEnvironment, GroupWorld, RehearsedEnvironment
 from envace.errors import SandboxError
 from envace.models.policy import Policy
-from envace.models.transcripts import open_transcript, random_stream
+from envace.models.transcripts import Transcript, random_stream
 from envace.rewards import (
     WEIGHTS,
     SchemaObserver,
@@ -23,7 +23,7 @@ from envace.rewards import (
 )
 from envace.rollout.loop import Limits, rollout
 from envace.sandbox import Session, Worker
-from envace.scenarios import EnvironmentSpec, Scenario
+from envace.scenarios import EnvironmentSpec, Scenario, opening
 from envace.types import Group, StopReason, Trajectory
 
 RewardName = Literal["contract", "checklist", "trusting", "real"]
@@ -59,8 +59,9 @@ class Collector:
         Trajectory j of scenario i samples from the stream (seed..., i, j), so the result does not depend on timing.
         """
         worlds = [GroupWorld() for _ in scenarios]
+        prompts = [self._prompt(scenario) for scenario in scenarios]
         tasks = [
-            self._one(scenario, worlds[i], group=i, index=j, seed=(*seed, i, j))
+            self._one(scenario, prompts[i], worlds[i], group=i, index=j, seed=(*seed, i, j))
             for i, scenario in enumerate(scenarios)
             for j in range(size)
         ]
@@ -71,12 +72,25 @@ class Collector:
             for i, scenario in enumerate(scenarios)
         ]
 
+    def _prompt(self, scenario: Scenario) -> list[int]:
+        """What all rollouts of a scenario begin with; a chat template is rendered for it, so it is made once."""
+        spec = self.specs[scenario.environment]
+        return self.policy.format.open(spec.tools, opening(spec, scenario))
+
     async def _one(
-        self, scenario: Scenario, world: GroupWorld, *, group: int, index: int, seed: tuple[int, ...]
+        self,
+        scenario: Scenario,
+        prompt: Sequence[int],
+        world: GroupWorld,
+        *,
+        group: int,
+        index: int,
+        seed: tuple[int, ...],
     ) -> Trajectory:
         """One rollout, graded. What fails before, within or after it is its own stop reason."""
         spec, setting = self.specs[scenario.environment], self.setting
-        transcript = open_transcript(self.policy.format, spec, scenario, random=random_stream(*seed))
+        messages = opening(spec, scenario)
+        transcript = Transcript(prompt, random=random_stream(*seed), tools=spec.tools, messages=messages)
         try:
             session = await self._imagine(spec)
         except SandboxError as error:

@@ -53,9 +53,7 @@ class RunFolder:
             folder.write_json(path / "env.json", {**environment_facts(), "inputs": inputs or {}})
             return folder
         if not resume:
-            raise RunError(
-                f"{path} already holds a run. Go on with it (--resume, resume=True), or name another folder (--out)."
-            )
+            cls.check_free(path)
         different = _differences(folder.config(), config)
         if different:
             raise RunError(
@@ -70,6 +68,14 @@ class RunFolder:
                 "Restore what it was started with, or name another folder with --out."
             )
         return folder
+
+    @classmethod
+    def check_free(cls, path: Path) -> None:
+        """Raise RunError where a run is already there."""
+        if cls(path).config_file.exists():
+            raise RunError(
+                f"{path} already holds a run. Go on with it (--resume, resume=True), or name another folder (--out)."
+            )
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

@@ -64,16 +64,22 @@ def load_model(
     except Exception as error:  # transformers raises many kinds for a folder it cannot read; the boundary is here
         said = " ".join(str(error).split())  # one line, whatever it was
         raise ModelError(f"cannot load a model from {path}: {type(error).__name__}: {said}"[:500]) from error
-    return Loaded(model=model, format=format_of(tokenizer, model, thinking=thinking))
+    ends = model.generation_config.eos_token_id if model.generation_config else None
+    return Loaded(model=model, format=format_of(tokenizer, ends=ends, thinking=thinking))
 
 
 def format_of(
-    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, *, thinking: bool | None = None
+    tokenizer: PreTrainedTokenizerBase, *, ends: int | list[int] | None, thinking: bool | None = None
 ) -> StarterFormat | ChatFormat:
-    """The starter's format for its tokenizer, else what the tokenizer's chat template says."""
+    """The starter's format for its tokenizer, else what the tokenizer's chat template says.
+
+    Args:
+        tokenizer: Of the model.
+        ends: What else ends a step, as generation configs have it.
+        thinking: Passed on to the chat template.
+    """
     if set(CONTROL_TOKENS) <= set(tokenizer.get_vocab()):
         return StarterFormat(tokenizer)
-    ends = model.generation_config.eos_token_id if model.generation_config else None
     return ChatFormat(tokenizer, ends=[ends] if isinstance(ends, int) else ends or [], thinking=thinking)
 
 

@@ -135,15 +135,15 @@ def supervised_row(
 ) -> SupervisedRow:
     """One row: acting steps and responses are learned, headers and prompt are not."""
     parts = [(form.open(spec.tools, opening(spec, scenario)), False)]
-    for made in demonstration["calls"]:
-        call = ToolCall(name=made["name"], arguments=made["arguments"])
-        parts += [
-            (form.written(Message(author=Author.ASSISTANT, calls=(call,))), True),
-            (form.encode([form.tool_header()]), False),
-            (form.encode(form.answer(dump_line(made["response"]))), True),
-            (form.encode([form.act_header()]), False),
-        ]
-    parts.append((form.written(Message(author=Author.ASSISTANT, content=demonstration["reply"])), True))
+    for message in conversation(demonstration, scenario.instruction)[1:]:
+        if message.author is Author.ASSISTANT:
+            parts.append((form.written(message), True))
+        else:
+            parts += [
+                (form.encode([form.tool_header()]), False),
+                (form.encode(form.answer(message.content)), True),
+                (form.encode([form.act_header()]), False),
+            ]
     return SupervisedRow(
         ids=np.array([token for ids, _ in parts for token in ids], dtype=np.int64),
         learn=np.array([learn for ids, learn in parts for _ in ids], dtype=np.bool_),

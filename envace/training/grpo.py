@@ -30,6 +30,7 @@ Evaluate = Callable[[Loaded, int], Awaitable[dict[str, Any]]]
 """Evaluates a model after so many updates; given by whoever starts the training."""
 
 GB = 1e9
+
 MIN_SCORED_SHARE = 0.5
 """With fewer scored trajectories in an update than this share, the run ends: it would train on survivors."""
 
