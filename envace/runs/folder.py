@@ -49,8 +49,9 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise RunError(f"{path} is a file; a run is written to a folder.")
         if not folder.config_file.exists():
-            folder.write_json(folder.config_file, config)
+            # The config comes last: it is what makes a folder a run, so a run that was killed here has not begun.
             folder.write_json(path / "env.json", {**environment_facts(), "inputs": inputs or {}})
+            folder.write_json(folder.config_file, config)
             return folder
         if not resume:
             cls.check_free(path)

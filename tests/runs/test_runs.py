@@ -213,3 +213,29 @@ def test_data_hash_knows_where_one_text_ends() -> None:
     assert data_hash(["ab", "c"]) != data_hash(["a", "bc"])
     assert data_hash(["ab", "c"]) == data_hash(["ab", "c"])
     assert len(data_hash([])) == 16
+
+
+@pytest.mark.parametrize("writes", [1, 2])
+def test_a_run_killed_while_its_folder_is_made_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    # Killed after so many of the two files that make a folder: with both it is a run, with one it is none yet.
+    done = 0
+    write = RunFolder.write_json
+
+    def limited(self: RunFolder, path: Path, value: dict[str, Any]) -> None:
+        nonlocal done
+        if done == writes:
+            raise KeyboardInterrupt
+        write(self, path, value)
+        done += 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write_json", limited)
+        try:
+            RunFolder.create(tmp_path / "run", {"a": 1}, resume=False, inputs={"x": "1"})
+        except KeyboardInterrupt:
+            assert writes == 1
+    folder = RunFolder.create(tmp_path / "run", {"a": 1}, resume=True, inputs={"x": "1"})
+    assert folder.config() == {"a": 1}
+    assert (tmp_path / "run" / "env.json").exists()
