@@ -35,17 +35,26 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model" / "model.safetensors")
 
 
-def train_in_a_child(recipe: Recipe, out: Path, seconds: float | None) -> None:
-    """Train in a forked process and kill it after a while; without a time, wait for its end."""
+def child_at_work(recipe: Recipe, out: Path) -> multiprocessing.process.BaseProcess:
+    """A forked process that trains, or goes on training."""
     context = multiprocessing.get_context("fork")
     child = context.Process(target=train, args=(recipe,), kwargs={"out": out, "resume": out.exists()})
     child.start()
-    if seconds is None:
-        child.join()
-        assert child.exitcode == 0
-        return
+    return child
+
+
+def train_and_kill(recipe: Recipe, out: Path, *, progress: bool, seconds: float) -> None:
+    """Train in a child and kill it after a while; with `progress`, count from its first logged update.
+
+    Wall-clock time alone would not do: on a busy machine every child would be killed before it came to work.
+    """
+    logged = len(RunFolder(out).metrics("update"))
+    child = child_at_work(recipe, out)
+    while progress and child.is_alive() and len(RunFolder(out).metrics("update")) <= logged:
+        time.sleep(0.001)
     time.sleep(seconds)
-    os.kill(child.pid, signal.SIGKILL)
+    assert child.is_alive()  # it died of the kill, not of an end or a fault of its own
+    os.kill(child.pid or 0, signal.SIGKILL)
     child.join()
 
 
@@ -58,12 +67,13 @@ def test_ten_kills_change_nothing(tmp_path: Path, arm: str) -> None:
     length = time.perf_counter() - started
 
     rng = random.Random(3)
-    for _ in range(10):
-        # A run gets on between kills: ten stretches of a tenth on average do not reach the end.
-        train_in_a_child(recipe, tmp_path / "killed", rng.uniform(0.02, 0.18) * length)
-    assert not (tmp_path / "killed" / "model").exists()
-    assert RunFolder(tmp_path / "killed").metrics("update")  # it was killed in the middle, not only at the start
-    train_in_a_child(recipe, tmp_path / "killed", None)
+    for kill in range(10):
+        train_and_kill(recipe, tmp_path / "killed", progress=kill % 2 == 1, seconds=rng.uniform(0, 0.7) * length / 16)
+    # It was killed in the middle, not only at the start.
+    assert len(RunFolder(tmp_path / "killed").metrics("update")) >= 2
+    last = child_at_work(recipe, tmp_path / "killed")
+    last.join()
+    assert last.exitcode == 0
 
     whole, killed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
