@@ -258,7 +258,10 @@ class Trajectory:
     """Index within the group."""
     segments: list[Segment] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    """What was said after the opening, by every author, in order; a user's message begins a new turn."""
     reply: str | None = None
+    """The last final reply."""
     stop: StopReason = StopReason.INFRASTRUCTURE
     malformed: int = 0
     """Calls that could not be read and were answered with an error; only repairing formats go on after one."""
@@ -268,6 +271,8 @@ class Trajectory:
     """In [0, 1]; None when it could not be scored (never 0 for that)."""
     parts: dict[str, float] = field(default_factory=dict)
     """The components of the reward, each in [0, 1]."""
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    """What a checklist decided, an item each: `turn`, `id`, `verdict`, `weight` and who decided it."""
     feasible: bool | None = None
     """Whether the request can be done in the world it met; None when that is not determined."""
 

@@ -51,6 +51,7 @@ async def rollout(
         index=index,
     )
     policy.begin(transcript)
+    opening = len(transcript.messages)
     try:
         await environment.open()
         trajectory.stop = await _act(policy, environment, transcript, trajectory, limits, temperature)
@@ -65,6 +66,7 @@ async def rollout(
         policy.end(transcript)
         transcript.settle(policy.format)
         trajectory.segments = transcript.segments
+        trajectory.messages = transcript.messages[opening:]
     return trajectory
 
 

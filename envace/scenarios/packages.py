@@ -181,7 +181,8 @@ def _literal(path: Path, entry: ast.ClassDef, name: str, default: Any) -> Any:
 def opening(spec: EnvironmentSpec, scenario: Scenario) -> list[Message]:
     """The messages before the first acting step: what the environment is and demands, examples, the instruction."""
     rules = "\n".join(f"- {rule}" for rule in spec.rules)
-    system = "\n\n".join(part for part in (spec.introduction, rules and f"Rules:\n{rules}") if part)
+    parts = (spec.introduction, rules and f"Rules:\n{rules}", scenario.system)
+    system = "\n\n".join(part for part in parts if part)
     said = Message(author=Author.USER, content=scenario.instruction)
     told = [Message(author=Author.SYSTEM, content=system)] if system else []
     return [*told, *spec.examples, said]

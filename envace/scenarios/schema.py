@@ -59,6 +59,11 @@ class Scenario(Strict):
     split: Literal["train", "heldout"] | None = None
     """Which split it belongs to; where no scenario of a package says so, the last fifth is held out."""
     instruction: str
+    """What the user says first."""
+    turns: tuple[str, ...] = ()
+    """What the user says next, one message after each final reply; nobody plays the user in training."""
+    system: str = ""
+    """A system message of its own, after what the environment says of itself."""
     goal: dict[str, Any] = Field(default_factory=dict)
     """What the instruction says, as data for the oracle program; nothing of the state."""
     state: dict[str, Any] | None = None
