@@ -55,6 +55,10 @@ class StopReason(str, Enum):
     """The limit on acting steps was reached."""
     LENGTH = "length"
     """The limit on tokens was reached in the middle of a step or before it."""
+    INVALID_CALL = "invalid_call"
+    """A call that names no tool or breaks its schema, where the setting ends the rollout at one."""
+    GATED = "gated"
+    """A turn failed an item that its checklist requires for the next, so the user did not speak again."""
     INFRASTRUCTURE = "infrastructure"
     """The worker or the policy failed; nobody's reward is touched."""
 
@@ -211,6 +215,8 @@ class Exchange:
     """For rehearsed responses: what the tool contract says of it."""
     shared: bool = False
     """True where the tokens were handed over from the group's imagined world."""
+    invalid: bool = False
+    """True where the call broke its schema and was answered before any environment."""
     repairs: tuple[str, ...] = ()
     """What was mended in the call before it was made; empty in strict reading."""
 

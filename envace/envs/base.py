@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from envace.models.transcripts import Transcript
 from envace.scenarios import EnvironmentSpec
 from envace.scenarios.arguments import argument_problems
-from envace.types import Exchange, ToolCall
+from envace.types import Exchange, Segment, ToolCall
 
 
 class Environment(Protocol):
@@ -23,6 +23,9 @@ class Environment(Protocol):
 
         Returns None when the answer did not come to an end within the transcript's limits.
         """
+
+    def own_rows(self) -> list[Segment]:
+        """Segments that were sampled outside of the transcript, each prompt of them opening a row of training."""
 
     async def close(self) -> None:
         """Free what was opened."""

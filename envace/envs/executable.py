@@ -8,7 +8,7 @@ from envace.models.transcripts import Transcript
 from envace.sandbox import Session, Worker
 from envace.scenarios import EnvironmentSpec, Scenario
 from envace.scenarios.packages import dump_line
-from envace.types import Consistency, Exchange, ToolCall
+from envace.types import Consistency, Exchange, Segment, ToolCall
 
 
 class ExecutableEnvironment:
@@ -34,6 +34,10 @@ class ExecutableEnvironment:
         text = dump_line(response)
         transcript.say(*self._policy.format.answer(text))
         return Exchange(call=call, response=response, text=text, consistency=Consistency.CONSISTENT)
+
+    def own_rows(self) -> list[Segment]:
+        """None."""
+        return []
 
     async def close(self) -> None:
         """Close the episode."""

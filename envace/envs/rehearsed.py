@@ -1,4 +1,4 @@
-"""The rehearsed environment: the policy itself answers, as REHEARSE, in the same transcript (layout `shared`).
+"""The rehearsed environment: the policy itself answers, as REHEARSE; a voice says in which layout.
 
 With `world="group"` the rollouts of a group live in one imagined world: the first to make a look-up samples its
 response, the others are given those tokens. As published (`world="rollout"`) every rollout
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from envace.envs.voices import Spoken, Voice
 from envace.models.policy import Policy
 from envace.models.transcripts import Transcript
 from envace.scenarios import EnvironmentSpec
-from envace.types import Author, Consistency, Exchange, Learn, Role, Step, ToolCall
+from envace.types import Consistency, Exchange, Learn, Segment, ToolCall
 
 
 class Observer(Protocol):
@@ -28,15 +28,15 @@ class Observer(Protocol):
 
 @dataclass
 class GroupWorld:
-    """The look-ups that a group's rollouts share: key -> the response's ids, once somebody has sampled one."""
+    """The look-ups that a group's rollouts share: key -> the response, once somebody has sampled one."""
 
-    known: dict[str, list[int]] = field(default_factory=dict)
+    known: dict[str, Spoken] = field(default_factory=dict)
     sampling: dict[str, asyncio.Future[None]] = field(default_factory=dict)
     shared_tokens: int = 0
-    """Response tokens that were handed over instead of sampled."""
+    """Response tokens that were handed over instead of sampled (layout `shared`)."""
 
-    async def find(self, key: str) -> list[int] | None:
-        """The stored ids, waiting while another rollout samples them; None makes the caller the sampler of this key."""
+    async def find(self, key: str) -> Spoken | None:
+        """The stored response, waited for while another rollout samples it; None makes the caller its sampler."""
         while True:
             if key in self.known:
                 return self.known[key]
@@ -45,10 +45,10 @@ class GroupWorld:
                 return None
             await asyncio.shield(self.sampling[key])
 
-    def settle(self, key: str, ids: list[int] | None) -> None:
-        """The sampler reports: ids to share, or None where they must not be shared (the next to ask samples anew)."""
-        if ids is not None:
-            self.known[key] = ids
+    def settle(self, key: str, spoken: Spoken | None) -> None:
+        """The sampler reports: what to share, or None where it must not be shared (the next to ask samples anew)."""
+        if spoken is not None:
+            self.known[key] = spoken
         self.sampling.pop(key).set_result(None)
 
 
@@ -60,32 +60,27 @@ class RehearsedEnvironment:
         spec: EnvironmentSpec,
         *,
         policy: Policy,
-        observer: Observer,
+        voice: Voice,
+        observer: Observer | None,
         world: GroupWorld,
         share: bool,
-        lookup_gradient: bool,
-        temperature: float,
-        max_tokens: int,
-        max_length: int,
+        anchors: bool,
     ) -> None:
         """Make one rollout's environment.
 
         Args:
             spec: Tools and tables.
-            policy: Plays REHEARSE.
-            observer: Judges responses; opened and closed by whoever made it.
+            policy: Waits for the observer.
+            voice: Says the responses.
+            observer: Judges responses; opened and closed by whoever made it. None where no contract is known.
             world: The group's look-ups.
             share: Whether look-ups are shared within the group (`world: group`).
-            lookup_gradient: Whether values of well-formed look-ups get a policy gradient (as published) or only an
-                anchor.
-            temperature: Sampling temperature of responses.
-            max_tokens: Limit of one response.
-            max_length: Limit of the whole transcript.
+            anchors: Whether the values of well-formed look-ups get an anchor (a KL to the reference) instead of a
+                policy gradient; as published they get the gradient.
         """
-        self.spec, self.observer = spec, observer
+        self.spec, self.observer, self.voice = spec, observer, voice
         self._policy, self._world = policy, world
-        self._share, self._lookup_gradient = share, lookup_gradient
-        self._temperature, self._max_tokens, self._max_length = temperature, max_tokens, max_length
+        self._share, self._anchors = share, anchors
         self._writes: list[str] = []
 
     async def open(self) -> None:
@@ -94,14 +89,17 @@ class RehearsedEnvironment:
     async def close(self) -> None:
         """Nothing was opened."""
 
+    def own_rows(self) -> list[Segment]:
+        """Those of the voice."""
+        return self.voice.own_rows()
+
     async def respond(self, call: ToolCall, transcript: Transcript) -> Exchange | None:
         """Hand over the group's response to a known look-up, or sample one."""
-        transcript.settle(self._policy.format)
         lookup = call.name in self.spec.lookups
-        if not (lookup and self._share):
-            exchange = await self._sample(call, transcript, lookup=lookup)
-        else:
+        if lookup and self._share:
             exchange = await self._shared(call, transcript)
+        else:
+            exchange, _ = await self._sample(call, transcript, lookup=lookup)
         if not lookup and exchange is not None:
             self._writes.append(f"{call.key()} -> {exchange.text}")
         return exchange
@@ -119,53 +117,58 @@ class RehearsedEnvironment:
         key = self._key(call)
         known = await self._world.find(key)
         if known is not None:
-            handed, _ = await self._judged(call, known, shared=True)
-            if handed.consistency is Consistency.INCONSISTENT:
-                # What this rollout has done or seen rules the response out (a payment changed the account, say),
-                # although the key could not tell.
-                return await self._sample(call, transcript, lookup=True)
-            self._world.shared_tokens += len(known)
-            transcript.give(known, Author.TOOL, learn=Learn.NOTHING if self._lookup_gradient else Learn.ANCHOR)
-            return handed
-        keep: list[int] | None = None
+            return await self._handed(call, known, transcript)
+        keep: Spoken | None = None
         try:
-            exchange = await self._sample(call, transcript, lookup=True)
+            exchange, spoken = await self._sample(call, transcript, lookup=True)
             if exchange is not None and exchange.consistency is Consistency.CONSISTENT:
-                keep = transcript.segments[-1].ids
+                keep = spoken
         finally:
             self._world.settle(key, keep)
         return exchange
 
-    async def _sample(self, call: ToolCall, transcript: Transcript, *, lookup: bool) -> Exchange | None:
-        room = min(self._max_tokens, self._max_length - len(transcript))
-        if room <= 0:
-            return None
-        step: Step = await self._policy.sample(
-            transcript, Role.REHEARSE, max_tokens=room, temperature=self._temperature
-        )
-        segment = transcript.take(step, Role.REHEARSE)
-        if not step.stopped:
-            return None
-        exchange, new = await self._judged(call, step.ids)
-        if lookup and new and exchange.consistency is Consistency.CONSISTENT and not self._lookup_gradient:
-            segment.learn = Learn.ANCHOR
-        return exchange
+    async def _handed(self, call: ToolCall, known: Spoken, transcript: Transcript) -> Exchange | None:
+        """The group's response, unless this rollout's world rules it out.
 
-    async def _judged(self, call: ToolCall, ids: Sequence[int], *, shared: bool = False) -> tuple[Exchange, bool]:
+        A payment may have changed an account, say, although the key could not tell.
+        """
+        handed, _ = await self._judged(call, known, shared=True)
+        if handed.consistency is Consistency.INCONSISTENT:
+            return (await self._sample(call, transcript, lookup=True))[0]
+        self._world.shared_tokens += len(known.ids)
+        self.voice.repeat(known, transcript, learn=Learn.ANCHOR if self._anchors else Learn.NOTHING)
+        return handed
+
+    async def _sample(
+        self, call: ToolCall, transcript: Transcript, *, lookup: bool
+    ) -> tuple[Exchange | None, Spoken | None]:
+        spoken = await self.voice.speak(call, transcript)
+        if spoken is None:
+            return None, None
+        exchange, new = await self._judged(call, spoken)
+        if self._anchors and lookup and new and exchange.consistency is Consistency.CONSISTENT:
+            spoken.segment.learn = Learn.ANCHOR
+        return exchange, spoken
+
+    async def _judged(self, call: ToolCall, spoken: Spoken, *, shared: bool = False) -> tuple[Exchange, bool]:
         """The exchange with the contract's word on it, and whether it settled something new."""
-        text = self._policy.format.response_text(ids)
-        response, broken = _load(text)
+        response, broken = _load(spoken.text)
         verdict: dict[str, Any] = {"consistency": Consistency.INCONSISTENT, "new": False}
         if not broken:
-            verdict = await self._policy.hold(self.observer.observe(call.name, call.arguments, response))
+            verdict = await self._observe(call, response)
         exchange = Exchange(
             call=call,
             response=response,
-            text=self._policy.format.decode(ids[:-1]) if text is None else text,
+            text=spoken.shown,
             consistency=Consistency(verdict["consistency"]),
             shared=shared,
         )
         return exchange, verdict["new"]
+
+    async def _observe(self, call: ToolCall, response: Any) -> dict[str, Any]:
+        if self.observer is None:
+            return {"consistency": Consistency.UNDETERMINED, "new": False}
+        return await self._policy.hold(self.observer.observe(call.name, call.arguments, response))
 
 
 def _load(text: str | None) -> tuple[Any, bool]:

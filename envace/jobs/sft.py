@@ -30,7 +30,7 @@ from envace.training.checkpoints import (
     save_model,
     set_aside,
 )
-from envace.training.demonstrations import SupervisedRow, demonstrate, supervised_row, under_fresh_ids
+from envace.training.demonstrations import SupervisedRow, demonstrations_of, supervised_row, under_fresh_ids
 from envace.training.recipe import Recipe
 from envace.training.sft import MuonAdam, batches, sft_step
 
@@ -93,15 +93,9 @@ async def _demonstrations(
     if recipe.sft.fresh_ids:
         for i in range(len(distinct), wanted):
             scenarios[i] = under_fresh_ids(scenarios[i], random_stream(recipe.data.seed, i))
-    demonstrations: list[dict[str, Any]] = [{} for _ in scenarios]
-    for name in world.specs:
-        own = [i for i, scenario in enumerate(scenarios) if scenario.environment == name]
-        items = [{"state": scenarios[i].state, "goal": scenarios[i].goal} for i in own]
-        results = await demonstrate(
-            world.worker, name, items, carelessness=recipe.sft.carelessness, seed=recipe.data.seed + 1
-        )
-        for i, result in zip(own, results, strict=True):
-            demonstrations[i] = result
+    demonstrations = await demonstrations_of(
+        world.worker, world.specs, scenarios, carelessness=recipe.sft.carelessness, seed=recipe.data.seed + 1
+    )
     return scenarios, demonstrations
 
 

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from envace.benchmarks import summarise
 from envace.errors import ConfigError, RunError
 from envace.jobs.display import Display, Silent
+from envace.jobs.endpoints import is_endpoint
 from envace.jobs.evaluate import rehearsals, try_scenarios
 from envace.jobs.models import MODEL_FOLDER, load, resolve
 from envace.jobs.worlds import World, open_world
+from envace.models.http import HttpPolicy
+from envace.models.local import LocalPolicy
+from envace.models.policy import Policy
+from envace.models.wire import parse_address
 from envace.runs import RunFolder
 from envace.runs.folder import data_hash
+from envace.scenarios import Scenario
 from envace.training.checkpoints import Loaded, file_hash, save_model
-from envace.training.grpo import Trainer
+from envace.training.demonstrations import demonstrations_of, ends_well, supervised_row
+from envace.training.grpo import SECOND, Lesson, Teach, Trainer
 from envace.training.recipe import Recipe
 
 SHOWN_REHEARSALS = 8
@@ -64,6 +73,8 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
         await trainer.run()
         display.finish("training")
         save_model(folder.path / MODEL_FOLDER, loaded)
+        if trainer.second is not None:
+            save_model(folder.path / SECOND, trainer.second)
         shown = await judge.scenarios("heldout", SHOWN_REHEARSALS)
         folder.log_trajectories(await rehearsals(recipe, judge, loaded, shown, update=recipe.updates))
     return train_summary(recipe, folder, time.perf_counter() - started)
@@ -96,13 +107,15 @@ def _model_hash(model: Path | str) -> str:
 
 
 def _check_oracle(recipe: Recipe, world: World) -> None:
-    """Rehearsed arms are rewarded by what the oracle program would have done."""
+    """Rehearsed arms are rewarded by what the oracle program would have done, and `sft` imitates it."""
     lacking = [name for name, spec in world.specs.items() if not spec.has_oracle]
-    if lacking and recipe.arm != "grpo-real":
-        raise ConfigError(
-            f"arm {recipe.arm} with reward {recipe.reward} needs an oracle, and environment {lacking[0]!r} defines "
-            "no `solve`. Write one, or train with arm=grpo-real."
-        )
+    if not lacking or recipe.facts.answers == "executable":
+        return
+    needs = "imitates the oracle" if recipe.arm == "sft" else f"with reward {recipe.reward} needs an oracle"
+    raise ConfigError(
+        f"arm {recipe.arm} {needs}, and environment {lacking[0]!r} defines no `solve`. Write one, or train with "
+        "arm=grpo-real."
+    )
 
 
 async def _trainer(
@@ -110,8 +123,9 @@ async def _trainer(
 ) -> Trainer:
     # Drawing scenarios runs the oracle on their states. The judge's worker does it, so that the one that training
     # talks to has never held a state.
-    scenarios = await judge.scenarios("train", recipe.data.train)
-    if recipe.arm != "grpo-real":
+    purpose = "sft" if recipe.arm == "sft" else "train"
+    scenarios = await judge.scenarios(purpose, recipe.data.train)
+    if not recipe.executes:
         scenarios = [scenario.public() for scenario in scenarios]
     tuning = await judge.scenarios("tuning", recipe.eval.scenarios)
 
@@ -133,11 +147,65 @@ async def _trainer(
         scenarios=scenarios,
         worker=world.worker,
         evaluate=evaluate,
+        second=_second(recipe),
+        simulator=_simulator(recipe, loaded),
+        teach=_teacher(recipe, world, loaded) if recipe.arm == "sft" else None,
         progress=progress,
     )
 
 
+def _second(recipe: Recipe) -> Loaded | None:
+    """The rehearsing policy of arm `per-role`."""
+    return load(recipe.rehearser or recipe.model, recipe) if recipe.facts.rehearser == "second" else None
+
+
+def _simulator(recipe: Recipe, loaded: Loaded) -> Policy | None:
+    """The fixed model of arm `grpo-simulator`.
+
+    Raises:
+        ConfigError: In layout `shared` it would have to continue ids of another tokenizer.
+    """
+    if recipe.facts.rehearser != "simulator":
+        return None
+    name, prompted = recipe.simulator.model, recipe.layout == "prompted"
+    if is_endpoint(name):
+        # In a prompt of its own it speaks in messages; to continue the actor's transcript it must speak in ids.
+        form = None if prompted else loaded.format
+        return HttpPolicy(parse_address(name), form, settings=recipe.simulator.endpoint)
+    model = load(name, recipe)
+    if not prompted and model.format.tokenizer.get_vocab() != loaded.format.tokenizer.get_vocab():
+        raise ConfigError(
+            f"simulator.model {name} has another tokenizer than {recipe.model}, so it cannot continue its transcripts. "
+            "Set layout=prompted."
+        )
+    model.model.eval()
+    return LocalPolicy(model.model, model.format)
+
+
+def _teacher(recipe: Recipe, world: World, loaded: Loaded) -> Teach:
+    """Arm `sft` imitates the oracle's conversations, slips included, in both roles."""
+
+    async def teach(scenarios: Sequence[Scenario], number: int) -> Lesson:
+        demonstrations = await demonstrations_of(
+            world.worker,
+            world.specs,
+            scenarios,
+            carelessness=recipe.sft.carelessness,
+            seed=recipe.seed * 1_000_003 + number,
+        )
+        pairs = list(zip(scenarios, demonstrations, strict=True))
+        return Lesson(
+            rows=[supervised_row(loaded.format, world.specs[s.environment], s, made) for s, made in pairs],
+            reward=float(np.mean([ends_well(scenario, made) for scenario, made in pairs])),
+            real_calls=sum(len(made["calls"]) for made in demonstrations),
+        )
+
+    return teach
+
+
 def _note(record: dict[str, Any]) -> str:
+    if "rollout_tokens_per_s" not in record:
+        return f"loss {record['loss']:.3f}, {record['update_tokens_per_s']:.0f} tokens/s"
     return f"reward {record['reward']:.3f}, {record['rollout_tokens_per_s']:.0f} tokens/s"
 
 
@@ -150,9 +218,9 @@ def train_summary(recipe: Recipe, folder: RunFolder, seconds: float) -> dict[str
         "reward": updates[-1]["reward"],
         "loss": updates[-1]["loss"],
         "success": [evaluations[0]["success"], evaluations[-1]["success"]],
-        "feasible_share": [updates[0]["feasible_share"], updates[-1]["feasible_share"]],
+        "feasible_share": [updates[0].get("feasible_share"), updates[-1].get("feasible_share")],
         "real_calls_in_training": sum(update["real_calls"] for update in updates),
-        "tokens_per_s": round(sum(u["sampled_tokens"] for u in updates) / sum(u["seconds_rollout"] for u in updates)),
+        "tokens_per_s": _rate(updates),
         "update_tokens_per_s": round(
             sum(u["trained_tokens"] for u in updates) / sum(u["seconds_update"] for u in updates)
         ),
@@ -160,3 +228,12 @@ def train_summary(recipe: Recipe, folder: RunFolder, seconds: float) -> dict[str
         "seconds": round(seconds, 1),
         "run": str(folder.path),
     }
+
+
+def _rate(updates: list[dict[str, Any]]) -> int:
+    """Tokens a second: sampled ones over the time of rollouts; where nothing is sampled, those that were trained on."""
+    of, over = ("sampled_tokens", "seconds_rollout")
+    if not any(update["sampled_tokens"] for update in updates):
+        of, over = ("trained_tokens", "seconds_update")
+    rate: float = sum(update[of] for update in updates) / sum(update[over] for update in updates)
+    return round(rate)

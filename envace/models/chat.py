@@ -32,6 +32,7 @@ PROBE = ToolSpec(
     },
 )
 USER_TEXT, REPLY_TEXT, ARGUMENT, FIRST, SECOND = "zqusrqz", "zqrplqz", "zqargqz", '{"zq": "frst"}', '{"zq": "scnd"}'
+NEXT_TEXT = "zqnxtqz"
 """Marked texts: no template writes them itself. The responses are JSON because some templates encode other text."""
 
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -57,6 +58,10 @@ class Learned:
     """The end of a tool's response, up to and with its own end tag."""
     act_header: Glue
     """From there to the next acting step."""
+    user_header: Glue | None
+    """What it writes between the token that ends a reply and the user's next message; None where it takes none."""
+    user_end: Glue
+    """From the end of that message to the next acting step."""
     asked: str
     """The rendering of an instruction alone, up to where the header of an acting step begins."""
     opening_header: str
@@ -125,6 +130,17 @@ class ChatFormat:
     def act_header(self) -> Glue:
         """From the end of the last response to the next acting step."""
         return self.learned.act_header
+
+    def user_turn(self, text: str) -> tuple[str, ...]:
+        """A user's next message after a final reply, up to where the policy acts.
+
+        Raises:
+            ModelError: The template takes no second message of the user.
+        """
+        if self.learned.user_header is None:
+            raise ModelError("The chat template takes no second user message, so scripted user turns cannot be said.")
+        shown = text.strip() if self.template.trims_user else text
+        return self.learned.user_header, shown, self.learned.user_end
 
     def written(self, message: Message) -> list[int]:
         """What the template writes for the message, from the header to its end-of-turn token."""
@@ -265,14 +281,15 @@ def _template(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) ->
             break
     else:
         template = Template(tokenizer, native=False, options=options)
-    template.trims = not template.quotes and _trims(template)
+    template.trims = not template.quotes and _trims(template, Author.TOOL)
+    template.trims_user = _trims(template, Author.USER)
     return template
 
 
-def _trims(template: Template) -> bool:
-    """Whether the template takes white space off a tool's text: then it does not matter whether there is any."""
+def _trims(template: Template, author: Author) -> bool:
+    """Whether the template takes white space off an author's text: then it does not matter whether there is any."""
     plain = _conversation(1)
-    padded = [replace(m, content=f"\n{m.content}\n") if m.author is Author.TOOL else m for m in plain]
+    padded = [replace(m, content=f"\n{m.content}\n") if m.author is author else m for m in plain]
     return template.render(padded, [PROBE], open=True) == template.render(plain, [PROBE], open=True)
 
 
@@ -305,6 +322,7 @@ def _learn(template: Template, control: frozenset[str]) -> Learned:
     after_open = _around(template.render(_conversation(1), [PROBE], open=True), FIRST)[1]
     between = _between(template)
     response_end = _own_end(_common(after, between or after), control)
+    user_header, user_end = _next_turn(template, end)
     return Learned(
         end=end,
         separator=after_reply[len(end) :],
@@ -312,9 +330,27 @@ def _learn(template: Template, control: frozenset[str]) -> Learned:
         next_header=None if between is None else Glue(between[len(response_end) :]),
         response_end=Glue(response_end),
         act_header=Glue(after_open[len(response_end) :]),
+        user_header=user_header,
+        user_end=user_end,
         asked=asked,
         opening_header=opened[len(asked) :],
     )
+
+
+def _next_turn(template: Template, end: str) -> tuple[Glue | None, Glue]:
+    """What stands around a user's second message; (None, "") where the template refuses or hides it."""
+    said = [
+        Message(author=Author.USER, content=USER_TEXT),
+        Message(author=Author.ASSISTANT, content=REPLY_TEXT),
+        Message(author=Author.USER, content=NEXT_TEXT),
+    ]
+    try:
+        text = template.render(said, [PROBE], open=True)
+    except ModelError:
+        return None, Glue("")
+    between, found, after = text.rpartition(REPLY_TEXT)[2].partition(NEXT_TEXT)
+    whole = found and between.startswith(end)
+    return (Glue(between[len(end) :]), Glue(after)) if whole else (None, Glue(""))
 
 
 def _check_headers(learned: Learned) -> Learned:

@@ -65,6 +65,9 @@ class Format(Protocol):
     def act_header(self) -> Glue:
         """What stands between the last response to a step and the next acting step."""
 
+    def user_turn(self, text: str) -> tuple[str, ...]:
+        """A user's next message after a final reply, from the end of that reply to where the policy acts."""
+
     def written(self, message: Message) -> list[int]:
         """Ids of an assistant's message as the policy would sample it, with its end: for demonstrations."""
 
@@ -174,6 +177,10 @@ class StarterFormat:
     def answer(self, text: str) -> tuple[str, ...]:
         """The text and `<|end|>`."""
         return text, Glue(END)
+
+    def user_turn(self, text: str) -> tuple[str, ...]:
+        """`<|user|>`, the text, `<|end|>`, and an acting step's header."""
+        return Glue(USER), text, Glue(END + ASSISTANT)
 
     def written(self, message: Message) -> list[int]:
         """`<|call|>name {arguments}` a call, or the reply, and `<|end|>`."""

@@ -30,6 +30,40 @@ class Policy(Protocol):
         """Free what is kept for a transcript."""
 
 
+class RolePolicies:
+    """Two policies on the same transcripts: one acts, the other rehearses. Their formats are the same."""
+
+    def __init__(self, act: Policy, rehearse: Policy) -> None:
+        self.format = act.format
+        self._act, self._rehearse = act, rehearse
+        self._begun: set[Transcript] = set()
+        """Transcripts that the rehearser has been told of; it reads those that it answers in, and no others."""
+
+    def begin(self, transcript: Transcript) -> None:
+        """The actor's; the rehearser begins when it is first asked."""
+        self._act.begin(transcript)
+
+    async def sample(self, transcript: Transcript, role: Role, *, max_tokens: int, temperature: float) -> Step:
+        """By whoever plays the role."""
+        if role is Role.ACT:
+            return await self._act.sample(transcript, role, max_tokens=max_tokens, temperature=temperature)
+        if transcript not in self._begun:
+            self._begun.add(transcript)
+            self._rehearse.begin(transcript)
+        return await self._rehearse.sample(transcript, role, max_tokens=max_tokens, temperature=temperature)
+
+    async def hold(self, outside: Awaitable[T]) -> T:
+        """Neither batches on meanwhile."""
+        return await self._act.hold(self._rehearse.hold(outside))
+
+    def end(self, transcript: Transcript) -> None:
+        """Both free what they keep."""
+        self._act.end(transcript)
+        if transcript in self._begun:
+            self._begun.remove(transcript)
+            self._rehearse.end(transcript)
+
+
 class ScriptedPolicy:
     """Plays back texts chosen by a function of (text so far, role). For tests and references."""
 

@@ -59,6 +59,8 @@ class Template:
         self.native, self.quotes, self.speaks = native, quotes, speaks
         self.trims = False
         """Whether the template takes white space off a tool's text; learned from it."""
+        self.trims_user = False
+        """The same of a user's text."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, open: bool) -> str:
         """The text of a conversation; `open` adds the header of the next acting step.

@@ -128,6 +128,10 @@ class WireFormat:
         """Empty."""
         return Glue("")
 
+    def user_turn(self, text: str) -> tuple[str, ...]:
+        """Empty; the transcript's messages hold what was said."""
+        return ()
+
     def written(self, message: Message) -> list[int]:
         """None."""
         return []

@@ -8,10 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from envace.envs import Environment, ExecutableEnvironment, GroupWorld, RehearsedEnvironment
+from envace.envs import (
+    Continued,
+    Environment,
+    ExecutableEnvironment,
+    GroupWorld,
+    Prompted,
+    RehearsedEnvironment,
+    ScriptedUser,
+    User,
+    Voice,
+)
 from envace.errors import SandboxError
-from envace.models.policy import Policy
+from envace.models.policy import Policy, RolePolicies
 from envace.models.transcripts import Transcript, random_stream
+from envace.prompts import Prompts, load_prompts
 from envace.rewards import (
     WEIGHTS,
     SchemaObserver,
@@ -27,6 +38,7 @@ from envace.scenarios import EnvironmentSpec, Scenario, opening
 from envace.types import Group, StopReason, Trajectory
 
 RewardName = Literal["contract", "checklist", "trusting", "real"]
+Layout = Literal["shared", "prompted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +46,12 @@ class Setting:
     """Who answers the calls, and what is rewarded."""
 
     answers: Literal["rehearsed", "executable"] = "rehearsed"
+    layout: Layout = "shared"
+    """What the rehearser sees: the actor's own transcript, or a prompt of its own."""
     share_world: bool = True
     """One imagined world per group, instead of one per rollout."""
-    lookup_gradient: bool = False
-    """Whether look-up values get a policy gradient (as published)."""
+    anchors: bool = True
+    """Whether look-up values are anchored by a KL instead of getting a policy gradient (as published)."""
     reward: RewardName = "contract"
     weights: Mapping[str, float] = field(default_factory=lambda: dict(WEIGHTS))
     limits: Limits = field(default_factory=Limits)
@@ -48,8 +62,30 @@ class Setting:
 class Collector:
     """Collects groups from one policy, one worker and a set of environments."""
 
-    def __init__(self, policy: Policy, worker: Worker, specs: Mapping[str, EnvironmentSpec], setting: Setting) -> None:
-        self.policy, self.worker, self.specs, self.setting = policy, worker, specs, setting
+    def __init__(
+        self,
+        policy: Policy,
+        worker: Worker,
+        specs: Mapping[str, EnvironmentSpec],
+        setting: Setting,
+        *,
+        rehearser: Policy | None = None,
+        prompts: Prompts | None = None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            policy: Acts.
+            worker: Runs environments and grades.
+            specs: The environments by name.
+            setting: Who answers, and what is rewarded.
+            rehearser: Plays the environment in place of the policy; in layout `shared` it must be of the same format.
+            prompts: Of layout `prompted`.
+        """
+        self.policy = policy if rehearser is None else RolePolicies(policy, rehearser)
+        self._rehearser = rehearser or policy
+        self._prompts = prompts or load_prompts()
+        self.worker, self.specs, self.setting = worker, specs, setting
         self.shared_tokens = 0
         """Look-up tokens handed over within groups so far."""
 
@@ -103,6 +139,7 @@ class Collector:
             transcript,
             limits=setting.limits,
             temperature=setting.temperature,
+            user=self._user(scenario),
             group=group,
             index=index,
         )
@@ -138,14 +175,26 @@ class Collector:
         return RehearsedEnvironment(
             spec,
             policy=self.policy,
+            voice=self._voice(spec),
             observer=session or SchemaObserver(spec),
             world=world,
             share=setting.share_world,
-            lookup_gradient=setting.lookup_gradient,
-            temperature=setting.rehearse_temperature,
-            max_tokens=setting.limits.max_step_tokens,
-            max_length=setting.limits.max_length,
+            anchors=setting.anchors,
         )
+
+    def _voice(self, spec: EnvironmentSpec) -> Voice:
+        limits, temperature = self.setting.limits, self.setting.rehearse_temperature
+        sampling: dict[str, Any] = {
+            "temperature": temperature,
+            "max_tokens": limits.max_step_tokens,
+            "max_length": limits.max_length,
+        }
+        if self.setting.layout == "shared":
+            return Continued(policy=self.policy, **sampling)
+        return Prompted(spec, form=self.policy.format, policy=self._rehearser, prompts=self._prompts, **sampling)
+
+    def _user(self, scenario: Scenario) -> User | None:
+        return ScriptedUser(scenario.turns) if scenario.turns else None
 
     async def _grade(
         self,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from envace.envs import Environment, invalid_call
+from envace.envs import Environment, User, invalid_call
 from envace.errors import ContextOverflow, ModelError, SandboxError
 from envace.models.policy import Policy
 from envace.models.transcripts import Transcript
@@ -25,6 +25,12 @@ class Limits:
     """Tokens of the whole transcript, prompt included."""
     max_step_tokens: int = 64
     """Tokens of one sampled step, in either role."""
+    invalid_calls: Literal["observe", "end"] = "observe"
+    """What a call that breaks its schema does: it is answered with the error and the rollout goes on, or (as in the
+    released code of EnvACE) the rollout ends."""
+    history: Literal["kept", "template"] = "kept"
+    """How a user's next message goes on: appended to the ids as they are, or after the template's own rendering of what
+    was said, which may drop earlier reasoning and then begins a new row of training."""
 
 
 async def rollout(
@@ -35,10 +41,11 @@ async def rollout(
     *,
     limits: Limits,
     temperature: float,
+    user: User | None = None,
     group: int = 0,
     index: int = 0,
 ) -> Trajectory:
-    """Act until a final reply or a limit, the environment answering each call.
+    """Act until a final reply that no user answers, or a limit, the environment answering each call.
 
     A failure of worker or policy becomes the trajectory's stop reason INFRASTRUCTURE with its text; nothing is raised
     for it, so one bad rollout never ends a batch.
@@ -54,7 +61,7 @@ async def rollout(
     opening = len(transcript.messages)
     try:
         await environment.open()
-        trajectory.stop = await _act(policy, environment, transcript, trajectory, limits, temperature)
+        trajectory.stop = await _act(policy, environment, user, transcript, trajectory, limits, temperature)
     except ContextOverflow as error:
         # Before anything was sampled it is no end that a policy brought about, but a limit set too high.
         acted = any(segment.role is not None for segment in transcript.segments)
@@ -65,7 +72,7 @@ async def rollout(
     finally:
         policy.end(transcript)
         transcript.settle(policy.format)
-        trajectory.segments = transcript.segments
+        trajectory.segments = [*transcript.segments, *environment.own_rows()]
         trajectory.messages = transcript.messages[opening:]
     return trajectory
 
@@ -73,6 +80,7 @@ async def rollout(
 async def _act(
     policy: Policy,
     environment: Environment,
+    user: User | None,
     transcript: Transcript,
     trajectory: Trajectory,
     limits: Limits,
@@ -95,19 +103,52 @@ async def _act(
             return StopReason.PARSE
         if parsed.reply is not None:
             trajectory.reply = parsed.reply
-            return StopReason.REPLIED
-        for number, item in enumerate(parsed.items):
-            transcript.say(policy.format.tool_header(first=number == 0))
-            if item.call is None:
-                trajectory.malformed += 1
-                _observe(policy, transcript, _complaint(item), call_id=item.id)
-                continue
-            exchange = await _answer(policy, environment, item, transcript)
-            if exchange is None:
-                return StopReason.LENGTH
-            trajectory.exchanges.append(exchange)
+            said = None if user is None else await user.answer(transcript.messages)
+            if said is None:
+                return StopReason.REPLIED
+            if isinstance(said, StopReason):
+                return said
+            _user_turn(policy, transcript, said, limits.history)
+            continue
+        stop = await _answer_all(policy, environment, parsed, transcript, trajectory, limits)
+        if stop is not None:
+            return stop
         transcript.say(policy.format.act_header())
     return StopReason.STEPS
+
+
+async def _answer_all(
+    policy: Policy,
+    environment: Environment,
+    parsed: Parsed,
+    transcript: Transcript,
+    trajectory: Trajectory,
+    limits: Limits,
+) -> StopReason | None:
+    """Every call of a step gets its answer, in order; returns why the rollout ends, if it does."""
+    for number, item in enumerate(parsed.items):
+        transcript.say(policy.format.tool_header(first=number == 0))
+        if item.call is None:
+            trajectory.malformed += 1
+            _observe(policy, transcript, _complaint(item), call_id=item.id)
+            continue
+        exchange = await _answer(policy, environment, item, transcript)
+        if exchange is None:
+            return StopReason.LENGTH
+        trajectory.exchanges.append(exchange)
+        if exchange.invalid and limits.invalid_calls == "end":
+            trajectory.error = f"invalid call: {exchange.text}"
+            return StopReason.INVALID_CALL
+    return None
+
+
+def _user_turn(policy: Policy, transcript: Transcript, said: str, history: str) -> None:
+    """The user speaks again."""
+    transcript.messages.append(Message(author=Author.USER, content=said))
+    if history == "template":
+        transcript.go_on(policy.format.open(transcript.tools, transcript.messages))
+    else:
+        transcript.say(*policy.format.user_turn(said))
 
 
 def _message(parsed: Parsed) -> Message:
@@ -133,7 +174,7 @@ async def _answer(
     invalid = invalid_call(environment.spec, call)
     if invalid is not None:
         text = _observe(policy, transcript, invalid, call_id=call.id, name=call.name)
-        return Exchange(call=call, response=invalid, text=text, repairs=repairs)
+        return Exchange(call=call, response=invalid, text=text, repairs=repairs, invalid=True)
     exchange = await environment.respond(call, transcript)
     if exchange is None:
         return None

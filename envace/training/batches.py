@@ -5,7 +5,7 @@ In the `shared` layout a trajectory is one row: both roles sampled in one growin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,47 +46,59 @@ class Training:
 def training_rows(
     groups: Sequence[Group],
     *,
-    role_wise: bool = True,
-    train_rehearsal: bool = True,
+    roles: Collection[Role] = frozenset(Role),
+    advantage: str = "role-wise",
     baseline: str = "outputs",
     scale: str = "none",
 ) -> Training:
     """One row a rewarded trajectory (more where a prompt was rewritten), each output with the advantage of its cell.
 
-    Anchored outputs (look-up values of the imagined world) belong to no cell.
+    Anchored outputs (look-up values of the imagined world) belong to no cell, and are the rehearsing role's to learn.
+
+    Args:
+        groups: Of one update.
+        roles: Whose outputs are learned from.
+        advantage: What a reward is compared with.
+        baseline: What a cell's mean is taken over.
+        scale: Whether an advantage is divided by its cell's spread.
     """
     scored = [t for group in groups for t in group.trajectories if t.reward is not None]
     outputs = [
         (number, position)
         for number, trajectory in enumerate(scored)
         for position, segment in enumerate(trajectory.segments)
-        if segment.learn is Learn.POLICY and (train_rehearsal or segment.role is Role.ACT)
+        if segment.learn is Learn.POLICY and segment.role in roles
     ]
-    roles = [int(scored[n].segments[p].role is Role.REHEARSE) for n, p in outputs]
+    played = [int(scored[n].segments[p].role is Role.REHEARSE) for n, p in outputs]
     advantages = cell_advantages(
         np.array([scored[n].reward for n, _ in outputs], dtype=np.float64),
         cells_of(
             np.array([scored[n].group for n, _ in outputs], dtype=np.int64),
-            np.array(roles, dtype=np.int64),
-            role_wise=role_wise,
+            np.array(played, dtype=np.int64),
+            role_wise=advantage == "role-wise",
         ),
         np.array([n for n, _ in outputs], dtype=np.int64),
         baseline="trajectories" if baseline == "trajectories" else "outputs",
         scale="std" if scale == "std" else "none",
     )
     credit = {output: float(value) for output, value in zip(outputs, advantages.values_B, strict=True)}
-    rows = [row for number, trajectory in enumerate(scored) for row in _rows(number, trajectory, credit)]
+    anchors = Role.REHEARSE in roles
+    rows = [row for number, trajectory in enumerate(scored) for row in _rows(number, trajectory, credit, anchors)]
+    # A row of a rehearsal is of no use to whoever learns to act alone.
+    rows = [row for row in rows if row.policy.any() or row.anchor.any()]
     return Training(rows=rows, advantages=advantages, dropped=sum(len(g.trajectories) for g in groups) - len(scored))
 
 
-def _rows(number: int, trajectory: Trajectory, credit: dict[tuple[int, int], float]) -> Iterator[Row]:
+def _rows(number: int, trajectory: Trajectory, credit: dict[tuple[int, int], float], anchors: bool) -> Iterator[Row]:
     """A row from each prompt on that does not extend what stood before it."""
     starts = [n for n, segment in enumerate(trajectory.segments) if segment.opens_row and n]
     for begin, end in zip([0, *starts], [*starts, len(trajectory.segments)], strict=True):
-        yield _row(number, trajectory, range(begin, end), credit)
+        yield _row(number, trajectory, range(begin, end), credit, anchors)
 
 
-def _row(number: int, trajectory: Trajectory, part_of: range, credit: dict[tuple[int, int], float]) -> Row:
+def _row(
+    number: int, trajectory: Trajectory, part_of: range, credit: dict[tuple[int, int], float], anchors: bool
+) -> Row:
     segments = [(position, trajectory.segments[position]) for position in part_of]
     length = sum(len(segment.ids) for _, segment in segments)
     ids = np.zeros(length, dtype=np.int64)
@@ -98,7 +110,7 @@ def _row(number: int, trajectory: Trajectory, part_of: range, credit: dict[tuple
         start = part.stop
         ids[part] = segment.ids
         rehearse[part] = segment.role is Role.REHEARSE
-        anchor[part] = segment.learn is Learn.ANCHOR
+        anchor[part] = anchors and segment.learn is Learn.ANCHOR
         if (number, position) in credit:
             if segment.logprobs is None or len(segment.logprobs) != len(segment.ids):
                 raise TrainingError(

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,13 +111,26 @@ class Stateful(Protocol):
         """All that a resumed run needs of it."""
 
 
-def save_checkpoint(path: Path, loaded: Loaded, optimizer: Stateful, state: dict[str, Any]) -> None:
-    """Write a checkpoint to resume from. Raises RunError when the disk refuses; older checkpoints stay."""
+def save_checkpoint(
+    path: Path,
+    loaded: Loaded,
+    optimizer: Stateful,
+    state: dict[str, Any],
+    *,
+    beside: Mapping[str, tuple[Loaded, Stateful]] | None = None,
+) -> None:
+    """Write a checkpoint to resume from, other models of the same run in folders within it.
+
+    Raises:
+        RunError: The disk refuses; older checkpoints stay.
+    """
 
     def write(folder: Path) -> None:
-        _write_model(folder, loaded.model, loaded.format.tokenizer, torch.float32)
-        adapters = lora_state(loaded.model)
-        torch.save({"optimizer": optimizer.state_dict(), "adapters": adapters, **state}, folder / STATE)
+        for name, (model, steps) in {"": (loaded, optimizer), **(beside or {})}.items():
+            (folder / name).mkdir(exist_ok=True)
+            _write_model(folder / name, model.model, model.format.tokenizer, torch.float32)
+            adapters = lora_state(model.model)
+            torch.save({"optimizer": steps.state_dict(), "adapters": adapters, **state}, folder / name / STATE)
 
     _whole(path, write)
 
@@ -211,7 +225,8 @@ def _whole(path: Path, write: Any) -> None:
     try:
         partial.mkdir(parents=True)
         write(partial)
-        hashes = {file.name: file_hash(file) for file in sorted(partial.iterdir()) if file.is_file()}
+        files = [file for file in sorted(partial.rglob("*")) if file.is_file()]
+        hashes = {str(file.relative_to(partial)): file_hash(file) for file in files}
         (partial / MANIFEST).write_text(json.dumps(hashes, indent=1))
         _swap(partial, path)
     except (

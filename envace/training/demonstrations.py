@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from envace.models.formats import Format
 from envace.sandbox import Worker
-from envace.scenarios import EnvironmentSpec, Expected, Scenario, opening
+from envace.scenarios import EnvironmentSpec, Expected, Scenario, opening, reply_holds
 from envace.scenarios.packages import dump_line
 from envace.scenarios.schema import Call
 from envace.types import Author, Message, ToolCall
@@ -50,6 +50,34 @@ async def demonstrate(
         ]
         results += await worker.ask("demonstrate", environment=environment, items=batch, seconds=60.0)
     return results
+
+
+async def demonstrations_of(
+    worker: Worker,
+    environments: Iterable[str],
+    scenarios: Sequence[Scenario],
+    *,
+    carelessness: float,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """A demonstration of each scenario, in their order."""
+    made: list[dict[str, Any]] = [{} for _ in scenarios]
+    for name in environments:
+        own = [i for i, scenario in enumerate(scenarios) if scenario.environment == name]
+        items = [{"state": scenarios[i].state, "goal": scenarios[i].goal} for i in own]
+        results = await demonstrate(worker, name, items, carelessness=carelessness, seed=seed)
+        for i, result in zip(own, results, strict=True):
+            made[i] = result
+    return made
+
+
+def ends_well(scenario: Scenario, demonstration: dict[str, Any]) -> bool:
+    """Whether a demonstration leaves the state that the scenario expects, and says so."""
+    expected = scenario.expected
+    assert expected is not None
+    return demonstration["final_state"] == expected.final_state and reply_holds(
+        demonstration["reply"], outcome=expected.outcome, facts=expected.facts
+    )
 
 
 def under_fresh_ids(scenario: Scenario, random: np.random.Generator) -> Scenario:

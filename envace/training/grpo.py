@@ -14,25 +14,55 @@ import torch
 
 from envace.errors import TrainingError
 from envace.models.local import LocalPolicy
+from envace.models.policy import Policy
+from envace.prompts import load_prompts
 from envace.rollout.groups import Collector
 from envace.runs import RunFolder
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario
+from envace.training.arms import REHEARSE
 from envace.training.batches import training_rows
-from envace.training.checkpoints import Loaded, latest, load_state, load_weights, prune, save_checkpoint, set_aside
-from envace.training.lora import add_lora
-from envace.training.metrics import group_metrics
+from envace.training.checkpoints import Loaded, latest, prune, save_checkpoint, set_aside
+from envace.training.demonstrations import SupervisedRow
+from envace.training.learner import Learner
+from envace.training.metrics import group_metrics, has_spread, renumbered
 from envace.training.recipe import Recipe
-from envace.training.update import LossSettings, reference_of, update
 from envace.types import Group
 
 Evaluate = Callable[[Loaded, int], Awaitable[dict[str, Any]]]
 """Evaluates a model after so many updates; given by whoever starts the training."""
 
+Teach = Callable[[Sequence[Scenario], int], Awaitable["Lesson"]]
+"""Records conversations in scenarios, for an update; given by whoever starts the training."""
+
+SECOND = "rehearser"
+"""Where checkpoints and runs keep a second policy."""
 GB = 1e9
 
 MIN_SCORED_SHARE = 0.5
 """With fewer scored trajectories in an update than this share, the run ends: it would train on survivors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """Recorded conversations to imitate."""
+
+    rows: Sequence[SupervisedRow]
+    reward: float | None
+    """Share of them that end as they should; None where that is not known."""
+    real_calls: int
+    """Calls that were executed to record them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """The groups of an update, and what they took."""
+
+    groups: list[Group]
+    resampled: int
+    """Groups without spread that were put aside."""
+    sampled_tokens: int
+    shared_tokens: int
 
 
 @dataclass(kw_only=True)
@@ -44,21 +74,30 @@ class Trainer:
     loaded: Loaded
     specs: Mapping[str, EnvironmentSpec]
     scenarios: Sequence[Scenario]
-    """Scenarios to train on: public ones, except for `grpo-real`."""
+    """Scenarios to train on: public ones, except for arms that execute."""
     worker: Worker
     evaluate: Evaluate
+    second: Loaded | None = None
+    """The rehearsing policy of arm `per-role`."""
+    simulator: Policy | None = None
+    """Whoever plays the environment in arm `grpo-simulator`."""
+    teach: Teach | None = None
+    """Gives recorded conversations, in arm `sft`."""
     progress: Callable[[dict[str, Any]], None] = lambda record: None
     """Called with the metrics of every update."""
 
     def __post_init__(self) -> None:
-        model = self.loaded.model
-        if self.recipe.lora is not None:
-            add_lora(model, self.recipe.lora, seed=self.recipe.seed)
-        learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(learned, lr=self.recipe.learning_rate, weight_decay=0.0)
-        needs_reference = self.recipe.loss.kl > 0 or (self.recipe.anchored and self.recipe.loss.anchor_kl > 0)
-        self.reference = reference_of(model) if needs_reference else None
+        facts, anchored = self.recipe.facts, self.recipe.facts.anchors
+        self.learner = Learner(self.loaded, self.recipe, roles=facts.trains, anchored=anchored)
+        self.rehearser: Learner | None = None
+        if facts.rehearser == "second":
+            if self.second is None:
+                raise TrainingError(f"arm {self.recipe.arm} trains a second policy, and there is none.")
+            self.rehearser = Learner(self.second, self.recipe, roles=REHEARSE, anchored=anchored)
+        self.prompts = load_prompts(self.recipe.prompts)
         self.done = 0
+        self.cursor = 0
+        """Scenarios drawn so far."""
         self.set_aside: list[Path] = []
         """Damaged checkpoints that a resumed run did not go on from."""
 
@@ -69,10 +108,10 @@ class Trainer:
         if path is None:
             self.folder.rewind(-1)
             return 0
-        state = load_state(path)
-        load_weights(self.loaded.model, path)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.done = int(state["updates"])
+        state = self.learner.restore(path)
+        if self.rehearser is not None:
+            self.rehearser.restore(path / SECOND)
+        self.done, self.cursor = int(state["updates"]), int(state["cursor"])
         self.folder.rewind(self.done)
         return self.done
 
@@ -82,7 +121,7 @@ class Trainer:
         if self.done == 0 and not self.folder.metrics("eval"):
             await self._evaluate(0)
         for number in range(self.done + 1, recipe.updates + 1):
-            record = await self._update(number)
+            record = await (self._imitation(number) if self.teach is not None else self._update(number))
             self.folder.log(record)
             self.progress(record)
             self.done = number
@@ -94,31 +133,15 @@ class Trainer:
 
     async def _update(self, number: int) -> dict[str, Any]:
         """One update: sample, reward, step. Returns its record."""
-        recipe, started, calls_before = self.recipe, time.perf_counter(), self.worker.real_calls
-        self.loaded.model.eval()
-        policy = LocalPolicy(self.loaded.model, self.loaded.format)
-        collector = Collector(policy, self.worker, self.specs, recipe.setting())
-        picked = self._pick(number)
-        groups = await collector.groups(picked, size=recipe.group_size, seed=(recipe.seed, number))
-        sampled = time.perf_counter()
+        started, calls_before = time.perf_counter(), self.worker.real_calls
+        collected = await self._collect(number)
+        groups, sampled = collected.groups, time.perf_counter()
         self._check_scored(groups)
-        training = training_rows(
-            groups,
-            role_wise=recipe.arm != "shared-baseline",
-            train_rehearsal=recipe.arm != "grpo-real",
-            baseline=recipe.baseline,
-            scale=recipe.scale,
-        )
-        losses = update(
-            self.loaded.model,
-            self.reference,
-            self.optimizer,
-            training.rows,
-            settings=LossSettings(**recipe.loss.model_dump()),
-            temperature=recipe.temperature,
-            pad_id=self.loaded.format.pad_id,
-        )
-        if number % recipe.trajectories_every == 0 or number == 1:
+        losses = self._learn(self.learner, groups)
+        if self.rehearser is not None:
+            second = self._learn(self.rehearser, groups)
+            losses |= {f"rehearser/{name}": value for name, value in second.items()}
+        if number % self.recipe.trajectories_every == 0 or number == 1:
             self._record(groups[0], number)
         ended = time.perf_counter()
         return {
@@ -126,24 +149,86 @@ class Trainer:
             "update": number,
             **group_metrics(groups),
             **losses,
-            "flat_cells": training.advantages.flat_cells / max(1, training.advantages.cells),
-            "lone_cells": training.advantages.lone_cells,
-            "dropped": training.dropped,
-            "sampled_tokens": policy.sampled_tokens,
-            "shared_tokens": collector.shared_tokens,
+            "resampled": collected.resampled,
+            "sampled_tokens": collected.sampled_tokens,
+            "shared_tokens": collected.shared_tokens,
             "real_calls": self.worker.real_calls - calls_before,
             "seconds_rollout": sampled - started,
             "seconds_update": ended - sampled,
-            "rollout_tokens_per_s": policy.sampled_tokens / (sampled - started),
+            "rollout_tokens_per_s": collected.sampled_tokens / (sampled - started),
             "update_tokens_per_s": losses["trained_tokens"] / (ended - sampled),
             "memory_gb": peak_memory(self.loaded.model.device),
         }
 
-    def _pick(self, number: int) -> list[Scenario]:
-        """The scenarios of an update: passes over shuffled scenarios, a function of (seed, update) alone."""
-        size, total = self.recipe.scenarios_per_update, len(self.scenarios)
-        first = (number - 1) * size
-        return [self.scenarios[self._order(i // total)[i % total]] for i in range(first, first + size)]
+    async def _collect(self, number: int) -> Collected:
+        """The groups of an update; groups without spread are drawn anew where the recipe asks for it."""
+        recipe = self.recipe
+        policy = self.learner.policy()
+        rehearser = self.simulator if self.rehearser is None else self.rehearser.policy()
+        collector = Collector(
+            policy, self.worker, self.specs, recipe.setting(), rehearser=rehearser, prompts=self.prompts
+        )
+        kept: list[Group] = []
+        resampled, before = 0, _sampled(policy, rehearser)
+        for attempt in range(recipe.resample + 1):
+            picked = self._pick(recipe.scenarios_per_update - len(kept))
+            seed = (recipe.seed, number, attempt) if attempt else (recipe.seed, number)
+            groups = await collector.groups(picked, size=recipe.group_size, seed=seed)
+            last = attempt == recipe.resample
+            kept += [group for group in groups if last or has_spread(group)]
+            if len(kept) == recipe.scenarios_per_update:
+                break
+            resampled += recipe.scenarios_per_update - len(kept)
+        return Collected(
+            groups=renumbered(kept),
+            resampled=resampled,
+            sampled_tokens=_sampled(policy, rehearser) - before,
+            shared_tokens=collector.shared_tokens,
+        )
+
+    def _learn(self, learner: Learner, groups: Sequence[Group]) -> dict[str, Any]:
+        """One step of a learner on its own roles."""
+        recipe = self.recipe
+        training = training_rows(
+            groups,
+            roles=learner.roles,
+            advantage=recipe.facts.advantage,
+            baseline=recipe.baseline,
+            scale=recipe.scale,
+        )
+        return {
+            **learner.update(training.rows),
+            "flat_cells": training.advantages.flat_cells / max(1, training.advantages.cells),
+            "lone_cells": training.advantages.lone_cells,
+            "dropped": training.dropped,
+        }
+
+    async def _imitation(self, number: int) -> dict[str, Any]:
+        """One step on recorded conversations. Returns its record."""
+        assert self.teach is not None
+        started, calls_before = time.perf_counter(), self.worker.real_calls
+        lesson = await self.teach(self._pick(self.recipe.scenarios_per_update * self.recipe.group_size), number)
+        taught = time.perf_counter()
+        losses = self.learner.imitate(lesson.rows)
+        ended = time.perf_counter()
+        return {
+            "kind": "update",
+            "update": number,
+            "reward": lesson.reward,
+            **losses,
+            "sampled_tokens": 0,
+            "real_calls": self.worker.real_calls - calls_before + lesson.real_calls,
+            "seconds_rollout": taught - started,
+            "seconds_update": ended - taught,
+            "update_tokens_per_s": losses["trained_tokens"] / (ended - taught),
+            "memory_gb": peak_memory(self.loaded.model.device),
+        }
+
+    def _pick(self, count: int) -> list[Scenario]:
+        """The next scenarios: passes over shuffled scenarios, a function of the seed and of how many were drawn."""
+        first, total = self.cursor, len(self.scenarios)
+        self.cursor += count
+        return [self.scenarios[self._order(i // total)[i % total]] for i in range(first, self.cursor)]
 
     def _order(self, epoch: int) -> list[int]:
         order: list[int] = (
@@ -181,8 +266,16 @@ class Trainer:
 
     def _checkpoint(self, number: int) -> None:
         path = self.folder.checkpoints / f"update-{number:06d}"
-        save_checkpoint(path, self.loaded, self.optimizer, {"updates": number})
+        state = {"updates": number, "cursor": self.cursor}
+        second = self.rehearser
+        beside = {} if second is None else {SECOND: (second.loaded, second.optimizer)}
+        save_checkpoint(path, self.loaded, self.learner.optimizer, state, beside=beside)
         prune(self.folder.checkpoints, self.recipe.keep_checkpoints)
+
+
+def _sampled(*policies: Policy | None) -> int:
+    """Tokens that local policies have sampled so far; a fixed simulator's count goes on over updates."""
+    return sum(policy.sampled_tokens for policy in policies if isinstance(policy, LocalPolicy))
 
 
 def peak_memory(device: torch.device) -> float:

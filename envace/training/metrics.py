@@ -31,6 +31,24 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
+SPREAD = 1e-9
+"""Rewards that differ by less are equal: sums of the same parts in another order differ in their last bits."""
+
+
+def has_spread(group: Group) -> bool:
+    """Whether a group can teach anything: two of its rewards differ."""
+    rewards = [trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None]
+    return len(rewards) > 1 and max(rewards) - min(rewards) > SPREAD
+
+
+def renumbered(groups: Sequence[Group]) -> list[Group]:
+    """The groups of an update, each trajectory bearing its group's place among them."""
+    for number, group in enumerate(groups):
+        for trajectory in group.trajectories:
+            trajectory.group = number
+    return list(groups)
+
+
 def _mean_parts(scored: Sequence[Trajectory]) -> dict[str, float]:
     names = scored[0].parts if scored else {}
     return {name: float(np.mean([trajectory.parts[name] for trajectory in scored])) for name in names}

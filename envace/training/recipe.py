@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from envace.errors import ConfigError
 from envace.models.http import HttpSettings
 from envace.rewards import WEIGHTS
 from envace.rollout import Limits
-from envace.rollout.groups import Setting
+from envace.rollout.groups import Layout, Setting
+from envace.training.arms import ARMS, Arm, ArmFacts
 
-Arm = Literal["envace", "published", "grpo-real", "shared-baseline"]
 RewardChoice = Literal["contract", "checklist", "trusting"]
 
 
@@ -62,7 +62,13 @@ class LimitsSection(Section):
 
     max_steps: int = Field(10, ge=1)
     max_length: int = Field(448, ge=8)
+    """Tokens of a transcript, and in layout `prompted` of each of the rehearser's."""
     max_step_tokens: int = Field(96, ge=1)
+    invalid_calls: Literal["observe", "end"] = "observe"
+    """Whether a call that breaks its schema is answered with the error, or ends the rollout (as released)."""
+    history: Literal["kept", "template"] = "kept"
+    """Whether a user's next message is appended to the ids so far, or rendered anew with them by the template, which
+    may drop earlier reasoning and then begins a new row of training."""
 
 
 class LossSection(Section):
@@ -87,6 +93,16 @@ class LoraSection(Section):
     alpha: int = Field(32, ge=1)
     targets: list[str] | Literal["all-linear"] = "all-linear"
     """Names of the modules that get adapters."""
+
+
+class SimulatorSection(Section):
+    """Who plays the environment in arm `grpo-simulator`; it is never trained."""
+
+    model: str = "starter"
+    """What `model` may be, or an endpoint (`URL#NAME`)."""
+    temperature: float = Field(1.0, ge=0)
+    endpoint: HttpSettings = Field(default_factory=HttpSettings)
+    """How it is asked, where it is an endpoint."""
 
 
 class EvalSection(Section):
@@ -115,7 +131,7 @@ class Recipe(Section):
     """`starter` (the shipped warm-up), `new` (a fresh starter model, for sft), or a model folder."""
     arm: Arm = "envace"
     reward: RewardChoice = "contract"
-    """Reward of rehearsed arms; `grpo-real` is rewarded by the scenario's own checks."""
+    """Reward of rehearsed arms; arms that execute are rewarded by the scenario's own checks."""
     updates: int = Field(40, ge=1)
     scenarios_per_update: int = Field(16, ge=1)
     group_size: int = Field(8, ge=2)
@@ -123,6 +139,19 @@ class Recipe(Section):
     learning_rate: float = Field(2e-4, gt=0)
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of both roles in training."""
+    layout: Layout = "shared"
+    """What the rehearser sees: `shared`, the actor's own transcript, which it continues; `prompted` (the paper's), a
+    prompt of its own with instruction, tools, history and the call."""
+    grounding: Literal["none", "reference"] = "none"
+    """Whether a prompted rehearser is shown every recorded call of the scenario with its result (as released)."""
+    prompts: dict[str, str] = Field(default_factory=dict)
+    """Files that take the place of prompts (`envace/prompts`)."""
+    simulator: SimulatorSection = Field(default_factory=SimulatorSection)
+    rehearser: str | None = None
+    """Model that the second policy of arm `per-role` starts from; None takes `model`."""
+    resample: int = Field(0, ge=0)
+    """How often groups whose rewards are all equal are replaced by groups of further scenarios, an update."""
+    weight_decay: float = Field(0.0, ge=0)
     weights: dict[str, float] = Field(default_factory=lambda: dict(WEIGHTS))
     """Weights of the reward's parts; a part that is not named keeps its own."""
     baseline: Literal["outputs", "trajectories"] = "outputs"
@@ -166,28 +195,45 @@ class Recipe(Section):
             raise ValueError("weights must not be negative, and one beside `consistent` must be above 0")
         return whole
 
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        """Settings that mean nothing together are a mistake."""
+        if self.grounding == "reference" and self.layout != "prompted":
+            raise ValueError(
+                "grounding=reference shows recorded results in the rehearser's prompt: set layout=prompted"
+            )
+        if self.resample and self.arm == "sft":
+            raise ValueError("resample draws groups anew, and arm sft samples none")
+        return self
+
     @property
-    def anchored(self) -> bool:
-        """Whether look-up values are anchored by a KL instead of learned (all rehearsed arms but `published`)."""
-        return self.arm in ("envace", "shared-baseline")
+    def facts(self) -> ArmFacts:
+        """What the arm sets."""
+        return ARMS[self.arm]
+
+    @property
+    def executes(self) -> bool:
+        """Whether training executes calls for real."""
+        return self.facts.answers != "rehearsed"
 
     @property
     def share_world(self) -> bool:
         """Whether a group lives in one imagined world."""
-        return self.anchored if self.world_sharing is None else self.world_sharing == "group"
+        return self.facts.shares_world if self.world_sharing is None else self.world_sharing == "group"
 
     def setting(self) -> Setting:
         """What rollouts are answered and rewarded by."""
-        real = self.arm == "grpo-real"
+        simulated = self.facts.rehearser == "simulator"
         return Setting(
-            answers="executable" if real else "rehearsed",
+            answers="executable" if self.executes else "rehearsed",
+            layout=self.layout,
             share_world=self.share_world,
-            lookup_gradient=not self.anchored,
-            reward="real" if real else self.reward,
+            anchors=self.facts.anchors,
+            reward="real" if self.executes else self.reward,
             weights=self.weights,
             limits=self.rollout_limits(),
             temperature=self.temperature,
-            rehearse_temperature=self.temperature,
+            rehearse_temperature=self.simulator.temperature if simulated else self.temperature,
         )
 
     def rollout_limits(self) -> Limits:

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from envace.errors import TrainingError
+from envace.models.ragged import buckets
 from envace.training.batches import pad
 from envace.training.demonstrations import SupervisedRow
 from envace.training.update import hidden_states, log_probabilities
@@ -96,9 +97,47 @@ def sft_step(
     return {"loss": float(loss.detach()), "tokens": float(sum(len(row.ids) for row in rows))}
 
 
+def imitate(
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    rows: Sequence[SupervisedRow],
+    *,
+    max_tokens: int,
+    max_grad_norm: float,
+    pad_id: int,
+) -> dict[str, float]:
+    """One step on rows that may not go through the model at once; the mean is over the learned tokens of all of them.
+
+    Returns:
+        `loss` (nats a learned token), `grad_norm`, `trained_tokens` (through the model), `learned_tokens`.
+
+    Raises:
+        TrainingError: The loss or the gradient is not finite; no step is taken.
+    """
+    learned = sum(int(row.learn[1:].sum()) for row in rows)
+    if not learned:
+        raise TrainingError("No token of these recorded conversations is to be learned.")
+    model.train()
+    optimizer.zero_grad(set_to_none=True)
+    total = 0.0
+    for batch in buckets([len(row.ids) for row in rows], max_tokens=max_tokens):
+        part = [rows[i] for i in batch]
+        count = sum(int(row.learn[1:].sum()) for row in part)
+        if count:
+            loss = supervised_loss(model, part, pad_id) * (count / learned)
+            loss.backward()
+            total += float(loss.detach())
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
+    if not (math.isfinite(total) and math.isfinite(norm)):
+        raise TrainingError(f"The loss is {total} and the gradient norm {norm}: not finite, no step taken.")
+    optimizer.step()
+    tokens = sum(len(row.ids) for row in rows)
+    return {"loss": total, "grad_norm": norm, "trained_tokens": float(tokens), "learned_tokens": float(learned)}
+
+
 def supervised_loss(model: PreTrainedModel, rows: Sequence[SupervisedRow], pad_id: int) -> torch.Tensor:
     """Mean negative log-likelihood of the learned tokens, nats."""
-    ids_BT = torch.from_numpy(pad([row.ids for row in rows], pad_id))
-    learn_BT = torch.from_numpy(pad([row.learn for row in rows]))[:, 1:]
+    ids_BT = torch.from_numpy(pad([row.ids for row in rows], pad_id)).to(model.device)
+    learn_BT = torch.from_numpy(pad([row.learn for row in rows])).to(model.device)[:, 1:]
     log_NV = log_probabilities(model, hidden_states(model, ids_BT[:, :-1])[learn_BT], 1.0)
     return -log_NV.gather(1, ids_BT[:, 1:][learn_BT][:, None]).mean()

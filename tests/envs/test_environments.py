@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envace.envs import ExecutableEnvironment, GroupWorld, RehearsedEnvironment, invalid_call
+from envace.envs import Continued, ExecutableEnvironment, GroupWorld, RehearsedEnvironment, invalid_call
 from envace.errors import DataError
 from envace.models.policy import ScriptedPolicy
 from envace.models.transcripts import Transcript, open_transcript, random_stream
@@ -33,15 +33,15 @@ class Rehearser:
         self.world = GroupWorld()
 
     async def environment(self, **changes: Any) -> RehearsedEnvironment:
-        settings: dict[str, Any] = {
-            "share": True, "lookup_gradient": False, "temperature": 1.0, "max_tokens": 64, "max_length": 500,
-        }  # fmt: skip
+        limits = {key: changes.pop(key) for key in ("max_tokens", "max_length") if key in changes}
+        voice = Continued(**{"policy": self.policy, "temperature": 1.0, "max_tokens": 64, "max_length": 500, **limits})
         return RehearsedEnvironment(
             self.spec,
             policy=self.policy,
+            voice=voice,
             observer=await self.worker.imagine(self.spec.id),
             world=self.world,
-            **{**settings, **changes},
+            **{"share": True, "anchors": True, **changes},
         )
 
 
@@ -235,8 +235,8 @@ async def test_writes_are_never_shared(rehearser: Callable[..., Rehearser], say:
 
 async def test_without_sharing_every_rollout_imagines_its_own(rehearser: Callable[..., Rehearser], say: Any) -> None:
     rehearsing = rehearser(say.response(ORDER), say.response(SHIPPED))
-    one, own = await ask(await rehearsing.environment(share=False, lookup_gradient=True), call())
-    two, _ = await ask(await rehearsing.environment(share=False, lookup_gradient=True), call())
+    one, own = await ask(await rehearsing.environment(share=False, anchors=False), call())
+    two, _ = await ask(await rehearsing.environment(share=False, anchors=False), call())
     assert (one.response, two.response) == (ORDER, SHIPPED)
     assert own.learn is Learn.POLICY  # as published, look-up values are trained
     assert rehearsing.world.shared_tokens == 0

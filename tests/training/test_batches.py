@@ -87,7 +87,7 @@ def test_each_token_has_the_advantage_of_its_role() -> None:
     np.testing.assert_allclose(rows[0].advantages, [0, 1 / 3, 1 / 3, 2 / 3, 1 / 3], atol=1e-6)
     np.testing.assert_allclose(rows[1].advantages, [0, -2 / 3, -1 / 3, -1 / 3], atol=1e-6)
     # One baseline for both roles would be (3 * 1 + 3 * 0) / 6 = 1/2.
-    shared = training_rows([group(good, bad)], role_wise=False).rows
+    shared = training_rows([group(good, bad)], advantage="group").rows
     np.testing.assert_allclose(shared[0].advantages, [0, 0.5, 0.5, 0.5, 0.5], atol=1e-6)
 
 
@@ -117,7 +117,7 @@ def test_anchored_lookups_have_no_advantage_and_belong_to_no_cell() -> None:
 def test_rehearsal_can_be_left_out_of_training() -> None:
     one = trajectory(prompt(1), acted(2), rehearsed(3), reward=1.0)
     two = trajectory(prompt(1), acted(4), rehearsed(5), reward=0.0)
-    training = training_rows([group(one, two)], train_rehearsal=False)
+    training = training_rows([group(one, two)], roles=[Role.ACT])
     assert [trained(row) for row in training.rows] == [[2], [4]]
     assert training.advantages.cells == 1
 

@@ -13,9 +13,11 @@ import torch
 
 from envace.errors import TrainingError
 from envace.models.formats import StarterFormat
+from envace.models.local import LocalPolicy
 from envace.runs import RunFolder
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario
+from envace.training.arms import ARMS
 from envace.training.checkpoints import Loaded
 from envace.training.demonstrations import SupervisedRow
 from envace.training.grpo import Trainer
@@ -93,8 +95,10 @@ def trainer(
             return {"success": 0.5}
 
         tasks = [cancel_task(status) for status in ("pending", "shipped", "delivered")]
-        if settings.arm != "grpo-real":
+        if not settings.executes:
             tasks = [task.public() for task in tasks]
+        other = Loaded(model=copy.deepcopy(warm), format=form)
+        played = settings.facts.rehearser
         return Trainer(
             recipe=settings,
             folder=folder,
@@ -103,13 +107,20 @@ def trainer(
             scenarios=tasks,
             worker=worker,
             evaluate=evaluate,
+            second=other if played == "second" else None,
+            simulator=LocalPolicy(other.model, form) if played == "simulator" else None,
         )
 
     return build
 
 
+def flat(loaded: Loaded | None) -> torch.Tensor:
+    assert loaded is not None
+    return torch.cat([p.detach().flatten() for p in loaded.model.parameters()])
+
+
 def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.loaded.model.parameters()])
+    return flat(trainer.loaded)
 
 
 def told(trainer: Trainer) -> list[dict[str, Any]]:
@@ -118,7 +129,7 @@ def told(trainer: Trainer) -> list[dict[str, Any]]:
     return [{k: v for k, v in record.items() if k not in ignored} for record in trainer.folder.metrics()]
 
 
-@pytest.mark.parametrize("arm", ["envace", "published", "grpo-real"])
+@pytest.mark.parametrize("arm", [arm for arm in ARMS if arm != "sft"])
 async def test_a_resumed_run_is_the_run_that_never_stopped(trainer: Callable[..., Trainer], arm: str) -> None:
     whole = trainer("whole", recipe(arm=arm))
     await whole.run()
@@ -136,6 +147,9 @@ async def test_a_resumed_run_is_the_run_that_never_stopped(trainer: Callable[...
     await resumed.run()
 
     assert told(resumed) == told(whole)
+    if whole.second is not None:
+        assert torch.equal(flat(resumed.second), flat(whole.second))
+        assert not torch.equal(flat(whole.second), weights(whole))
     assert torch.equal(weights(resumed), weights(whole))
     assert max(record["reward_std"] for record in whole.folder.metrics("update")) > 0.1
     assert not torch.equal(weights(whole), weights(trainer("fresh", recipe(arm=arm))))
@@ -157,7 +171,7 @@ async def test_resuming_without_a_checkpoint_starts_anew(trainer: Callable[..., 
 
 
 async def test_training_by_rehearsal_makes_no_real_call(trainer: Callable[..., Trainer], worker: Worker) -> None:
-    for arm in ("envace", "published", "shared-baseline"):
+    for arm in ("envace", "published", "shared-baseline", "per-role", "grpo-simulator"):
         one = trainer(arm, recipe(arm=arm, updates=1))
         await one.run()
         assert one.folder.metrics("update")[0]["real_calls"] == 0
@@ -180,9 +194,7 @@ async def test_records_say_what_was_sampled_token_by_token(
 
 def test_every_scenario_comes_once_before_any_comes_again(trainer: Callable[..., Trainer]) -> None:
     one = trainer("run", recipe())
-    picked = [
-        scenario.id for number in (1, 2, 3) for scenario in one._pick(number)
-    ]  # 3 updates of 2 are 2 passes over 3
+    picked = [scenario.id for _ in (1, 2, 3) for scenario in one._pick(2)]  # 3 updates of 2 are 2 passes over 3
     assert sorted(picked[:3]) == sorted(picked[3:]) == sorted({s.id for s in one.scenarios})
 
 

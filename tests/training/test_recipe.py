@@ -155,20 +155,23 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arm", "answers", "share", "gradient", "reward"),
+    ("arm", "answers", "share", "anchors", "reward"),
     [
-        ("envace", "rehearsed", True, False, "contract"),
-        ("shared-baseline", "rehearsed", True, False, "contract"),
-        ("published", "rehearsed", False, True, "contract"),
-        ("grpo-real", "executable", False, True, "real"),
+        ("envace", "rehearsed", True, True, "contract"),
+        ("shared-baseline", "rehearsed", True, True, "contract"),
+        ("per-role", "rehearsed", True, True, "contract"),
+        ("published", "rehearsed", False, False, "contract"),
+        ("grpo-simulator", "rehearsed", False, False, "contract"),
+        ("grpo-real", "executable", False, False, "real"),
+        ("reinforce++", "executable", False, False, "real"),
     ],
 )
-def test_each_arm_is_its_setting(arm: str, answers: str, share: bool, gradient: bool, reward: str) -> None:
+def test_each_arm_is_its_setting(arm: str, answers: str, share: bool, anchors: bool, reward: str) -> None:
     setting = load_recipe({"arm": arm}).setting()
-    assert (setting.answers, setting.share_world, setting.lookup_gradient, setting.reward) == (
+    assert (setting.answers, setting.share_world, setting.anchors, setting.reward) == (
         answers,
         share,
-        gradient,
+        anchors,
         reward,
     )
 
