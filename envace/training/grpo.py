@@ -18,12 +18,14 @@ from envace.rollout.groups import Collector
 from envace.runs import RunFolder
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario
+from envace.training.advantages import AdvantageSettings
 from envace.training.batches import training_rows
 from envace.training.checkpoints import Loaded, latest, load_state, load_weights, prune, save_checkpoint, set_aside
+from envace.training.forward import Reference
 from envace.training.lora import add_lora
 from envace.training.metrics import group_metrics
 from envace.training.recipe import Recipe
-from envace.training.update import LossSettings, reference_of, update
+from envace.training.update import update
 from envace.types import Group
 
 Evaluate = Callable[[Loaded, int], Awaitable[dict[str, Any]]]
@@ -57,7 +59,7 @@ class Trainer:
         learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(learned, lr=self.recipe.learning_rate, weight_decay=0.0)
         needs_reference = self.recipe.loss.kl > 0 or (self.recipe.anchored and self.recipe.loss.anchor_kl > 0)
-        self.reference = reference_of(model) if needs_reference else None
+        self.reference = Reference(model) if needs_reference else None
         self.done = 0
         self.set_aside: list[Path] = []
         """Damaged checkpoints that a resumed run did not go on from."""
@@ -104,17 +106,21 @@ class Trainer:
         self._check_scored(groups)
         training = training_rows(
             groups,
-            role_wise=recipe.arm != "shared-baseline",
+            advantage=AdvantageSettings(
+                kind=recipe.advantage,
+                role_wise=recipe.arm != "shared-baseline",
+                baseline=recipe.baseline,
+                scale=recipe.scale,
+            ),
+            loss=recipe.loss,
             train_rehearsal=recipe.arm != "grpo-real",
-            baseline=recipe.baseline,
-            scale=recipe.scale,
         )
         losses = update(
             self.loaded.model,
             self.reference,
             self.optimizer,
             training.rows,
-            settings=LossSettings(**recipe.loss.model_dump()),
+            settings=recipe.loss,
             temperature=recipe.temperature,
             pad_id=self.loaded.format.pad_id,
         )
@@ -126,9 +132,7 @@ class Trainer:
             "update": number,
             **group_metrics(groups),
             **losses,
-            "flat_cells": training.advantages.flat_cells / max(1, training.advantages.cells),
-            "lone_cells": training.advantages.lone_cells,
-            "dropped": training.dropped,
+            **training.metrics(),
             "sampled_tokens": policy.sampled_tokens,
             "shared_tokens": collector.shared_tokens,
             "real_calls": self.worker.real_calls - calls_before,

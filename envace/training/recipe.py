@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from envace.errors import ConfigError
 from envace.models.http import HttpSettings
@@ -66,18 +66,43 @@ class LimitsSection(Section):
 
 
 class LossSection(Section):
-    """The loss; aggregation is the token mean over the update."""
+    """The loss: what a token adds to it, and how tokens become one number."""
 
     clip_low: float = Field(0.2, gt=0)
     clip_high: float = Field(0.2, gt=0)
-    dual_clip: float = Field(3.0, gt=1)
+    dual_clip: float | None = Field(3.0, gt=1)
+    """Bound on the loss of a token with a negative advantage, in units of the advantage; None for no bound."""
     kl: float = Field(1e-4, ge=0)
     """Weight of the KL to the starting policy on tokens with a policy gradient."""
+    kl_estimator: Literal["k1", "k2", "k3", "full"] = "k3"
+    """How that KL is had: from the sampled token, or in full over the vocabulary."""
     anchor_kl: float = Field(0.1, ge=0)
     """Weight of the full KL to the starting policy on look-up tokens."""
+    entropy: float = Field(0.0, ge=0)
+    """Weight of the entropy on tokens with a policy gradient; it is subtracted from the loss."""
+    aggregation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
+    """How losses of tokens become one number, over the whole update."""
+    unit: Literal["output", "trajectory", "row"] = "trajectory"
+    """What a sequence is, for `sequence-mean` and `constant`."""
+    constant_length: int | None = Field(None, ge=1)
+    """Tokens that each sequence is divided by, of `constant` only."""
+    flat: Literal["keep", "mask", "drop"] = "keep"
+    """What becomes of outputs of lone and flat cells, whose advantage is 0. `keep`: they keep their KL and count among
+    the tokens. `mask`: no KL, but they count. `drop`: neither."""
     max_grad_norm: float = Field(1.0, gt=0)
     max_batch_tokens: int = Field(2048, ge=1)
     """Padded tokens that go through the model at once; the update is the same whatever it is, memory is not."""
+    logit_chunk: int = Field(512, ge=1)
+    """Tokens whose distributions over the vocabulary are alive at once; the update is the same whatever it is."""
+    share_prompts: bool = True
+    """Whether a prompt that rows have in common is read once; the update is the same up to rounding."""
+
+    @model_validator(mode="after")
+    def _has_length(self) -> LossSection:
+        """A length where one is divided by it."""
+        if self.aggregation == "constant" and self.constant_length is None:
+            raise ValueError("aggregation: constant needs constant_length, the tokens that a sequence is divided by")
+        return self
 
 
 class LoraSection(Section):
@@ -125,6 +150,8 @@ class Recipe(Section):
     """Sampling temperature of both roles in training."""
     weights: dict[str, float] = Field(default_factory=lambda: dict(WEIGHTS))
     """Weights of the reward's parts; a part that is not named keeps its own."""
+    advantage: Literal["cells", "global", "global-baseline"] = "cells"
+    """What a reward is compared with: its cell, the whole update, or first the one and then the other."""
     baseline: Literal["outputs", "trajectories"] = "outputs"
     scale: Literal["none", "std"] = "none"
     world_sharing: Literal["group", "rollout"] | None = None
