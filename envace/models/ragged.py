@@ -147,7 +147,7 @@ class RaggedCache:
         self._by_kind = getattr(config, "layer_types", None) is not None
         self.layers = [RaggedLayer() for _ in range(config.num_hidden_layers)]
         self._cache = Cache(layers=list(self.layers))
-        self._keywords = {module: _cache_keyword(module) for module in (model, model.base_model)}
+        self._keywords = {module: cache_keyword(module) for module in (model, model.base_model)}
         self.forward_tokens = 0
         """Tokens that went through the model, padding included."""
 
@@ -225,9 +225,17 @@ def _grown(storage: Tensor | None, like: Tensor, *, rows: int, capacity: int) ->
     return new
 
 
-def _cache_keyword(module: nn.Module) -> str:
+def cache_keyword(module: nn.Module) -> str:
     """Renamed from `past_key_values` in the course of transformers 5."""
     return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
+def keeps_all(config: Any) -> bool:
+    """Whether every layer keeps the keys and values of all tokens, so that rows can share what they begin with."""
+    try:
+        return _window(config) is None
+    except ModelError:
+        return False
 
 
 def _window(config: Any) -> int | None:

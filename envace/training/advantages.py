@@ -1,6 +1,6 @@
 """Advantages. Pure functions on arrays.
 
-Letters: B outputs (sampled segments), G groups, R roles, C cells.
+Letters: B outputs (sampled segments), C cells (outputs that are compared with one another).
 """
 
 from __future__ import annotations
@@ -15,73 +15,155 @@ from envace.errors import TrainingError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+AdvantageKind = Literal["cells", "global", "global-baseline"]
+
+FLAT = 1e-6
+"""Rewards of a cell that lie within this of one another are equal: the rest is the noise of adding floats."""
+
+ROLES = ("act", "rehearse")
+"""Names of the roles 0 and 1 in metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageSettings:
+    """What an output's reward is compared with."""
+
+    kind: AdvantageKind = "cells"
+    """`cells`: centred on the output's own cell. `global`: whitened over all tokens of the update. `global-baseline`:
+    centred on the cell, then whitened."""
+    role_wise: bool = True
+    """Whether the roles are compared apart: cells are (group, role), and each role is whitened by itself."""
+    baseline: Literal["outputs", "trajectories"] = "outputs"
+    """A cell's mean over `outputs`, where a long trajectory weighs more, or over `trajectories`, each weighing once."""
+    scale: Literal["none", "std"] = "none"
+    """`std` divides by the cell's standard deviation, over what `baseline` says. Of `cells` only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """The outputs of an update, one column a fact."""
+
+    rewards_B: Floats
+    """Reward of the output's trajectory, in [0, 1]."""
+    groups_B: Ints
+    roles_B: Ints
+    """0 for ACT, 1 for REHEARSE."""
+    trajectories_B: Ints
+    tokens_B: Ints
+    """Sampled tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advantages:
-    """Advantages of a batch of outputs, and what to know of them."""
+    """Advantages of an update's outputs, and what to know of them."""
 
     values_B: Floats
-    """Reward minus the baseline of its cell, in reward units (or in standard deviations with `scale="std"`)."""
-    lone_cells: int
-    """Cells with one output: no baseline, advantage exactly 0."""
-    flat_cells: int
-    """Cells whose rewards are all equal: advantage exactly 0."""
+    """In reward units; in standard deviations with `scale="std"` and with the global kinds."""
+    dead_B: Bools
+    """Outputs of lone and flat cells: advantage exactly 0."""
     cells: int
+    lone_cells: int
+    """Cells whose outputs are all of one trajectory: nothing to compare with."""
+    flat_cells: int
+    """Cells of several trajectories whose rewards are all equal."""
+    flat_share: dict[str, float]
+    """By role: the share of the cells with outputs of this role that are flat. Roles without a cell are absent."""
+
+    def metrics(self) -> dict[str, float]:
+        """As docs/metrics.md defines them."""
+        return {
+            "flat_cells": self.flat_cells / max(1, self.cells),
+            **{f"flat_cells/{role}": share for role, share in self.flat_share.items()},
+            "lone_cells": self.lone_cells,
+        }
 
 
-def cell_advantages(
-    rewards_B: Floats,
-    cells_B: Ints,
-    trajectories_B: Ints,
-    *,
-    baseline: Literal["outputs", "trajectories"] = "outputs",
-    scale: Literal["none", "std"] = "none",
-) -> Advantages:
-    """Centre each output's reward on the mean of its own cell.
+def advantages(outputs: Outputs, settings: AdvantageSettings) -> Advantages:
+    """Compare each output's reward with those of its cell, or of the whole update.
 
     With cells made of (group, role) this is role-wise GRPO: acting and rehearsing outputs differ in mean reward, so
     one shared baseline would credit a role for being easy rather than for doing well.
 
-    Args:
-        rewards_B: Reward of the output's trajectory, in [0, 1]. Shape (B,).
-        cells_B: Cell id of each output. Shape (B,).
-        trajectories_B: Trajectory id of each output. Shape (B,).
-        baseline: `outputs`: the mean over outputs, where a long trajectory weighs more (the paper and its code).
-            `trajectories`: each trajectory of the cell weighs once.
-        scale: `none`, or `std` to divide by the cell's standard deviation (a cell without spread stays 0).
-
     Raises:
         TrainingError: A reward is not finite, or lengths differ.
 
-    Source: role-wise GRPO, arXiv:2608.06197 section 4.2; no division by the standard deviation, as its code runs it.
+    Source: role-wise GRPO, arXiv:2608.06197 section 4.2, without a division by the standard deviation, as its code
+    runs it (arXiv:2503.20783); with it arXiv:2402.03300. The global kinds: REINFORCE++, arXiv:2501.03262.
     """
-    if not len(rewards_B) == len(cells_B) == len(trajectories_B):
-        raise TrainingError(
-            f"{len(rewards_B)} rewards, {len(cells_B)} cells, {len(trajectories_B)} trajectories: lengths differ."
-        )
-    if not np.isfinite(rewards_B).all():
-        raise TrainingError(f"{int((~np.isfinite(rewards_B)).sum())} of {len(rewards_B)} rewards are not finite.")
-    values_B = np.zeros(len(rewards_B))
-    lone = flat = 0
-    cells = np.unique(cells_B)
-    for cell in cells:
-        members = np.flatnonzero(cells_B == cell)
-        rewards = rewards_B[members]
-        lone += len(members) == 1
-        flat += len(members) > 1 and np.ptp(rewards) == 0
-        if len(members) == 1 or np.ptp(rewards) == 0:
+    _check(outputs)
+    cells_B = _cells(outputs, settings)
+    size = len(outputs.rewards_B)
+    values_B, dead_B = np.zeros(size), np.zeros(size, dtype=np.bool_)
+    lone, flat = [], []
+    members_C = [np.flatnonzero(cells_B == cell) for cell in np.unique(cells_B)]
+    for members in members_C:
+        rewards, trajectories = outputs.rewards_B[members], outputs.trajectories_B[members]
+        lone.append(len(np.unique(trajectories)) == 1)
+        flat.append(not lone[-1] and bool(np.ptp(rewards) <= FLAT))
+        dead_B[members] = lone[-1] or flat[-1]
+        if not dead_B[members[0]]:
+            values_B[members] = _compared(rewards, trajectories, settings)
+    if settings.kind != "cells":
+        parts_B = outputs.roles_B if settings.role_wise else np.zeros_like(outputs.roles_B)
+        values_B = np.where(dead_B, 0.0, _whitened(values_B, outputs.tokens_B, parts_B))
+    return Advantages(
+        values_B=values_B,
+        dead_B=dead_B,
+        cells=len(members_C),
+        lone_cells=sum(lone),
+        flat_cells=sum(flat),
+        flat_share=_flat_share(members_C, flat, outputs.roles_B),
+    )
+
+
+def _check(outputs: Outputs) -> None:
+    columns = {name: len(column) for name, column in vars(outputs).items()}
+    if len(set(columns.values())) > 1:
+        raise TrainingError(f"Columns of outputs have lengths {columns}: lengths differ.")
+    bad = int((~np.isfinite(outputs.rewards_B)).sum())
+    if bad:
+        raise TrainingError(f"{bad} of {len(outputs.rewards_B)} rewards are not finite.")
+
+
+def _cells(outputs: Outputs, settings: AdvantageSettings) -> Ints:
+    """Which outputs are compared: those of one group, or with `global` all, and of one role where roles are apart."""
+    groups_B = np.zeros_like(outputs.groups_B) if settings.kind == "global" else outputs.groups_B
+    return groups_B * 2 + outputs.roles_B if settings.role_wise else groups_B
+
+
+def _compared(rewards: Floats, trajectories: Ints, settings: AdvantageSettings) -> Floats:
+    """A cell's rewards against its baseline."""
+    if settings.kind == "global":
+        return rewards
+    basis = rewards
+    if settings.baseline == "trajectories":
+        _, first = np.unique(trajectories, return_index=True)
+        basis = rewards[first]
+    # n - 1, as in the published implementations of GRPO.
+    spread = float(basis.std(ddof=1)) if settings.kind == "cells" and settings.scale == "std" else 1.0
+    return (rewards - float(basis.mean())) / spread
+
+
+def _whitened(values_B: Floats, tokens_B: Ints, parts_B: Ints) -> Floats:
+    """Each part with mean 0 and variance 1 over its tokens, every token bearing the value of its output."""
+    whitened_B = np.zeros_like(values_B)
+    for part in np.unique(parts_B):
+        values, tokens = values_B[parts_B == part], tokens_B[parts_B == part]
+        count = tokens.sum()
+        if count < 2:
             continue
-        if baseline == "trajectories":
-            _, first = np.unique(trajectories_B[members], return_index=True)
-            centre = rewards[first].mean()
-        else:
-            centre = rewards.mean()
-        spread = rewards.std() if scale == "std" else 1.0
-        values_B[members] = (rewards - centre) / spread
-    return Advantages(values_B=values_B, lone_cells=lone, flat_cells=flat, cells=len(cells))
+        centred = values - (values * tokens).sum() / count
+        variance = (centred**2 * tokens).sum() / (count - 1)
+        whitened_B[parts_B == part] = centred / np.sqrt(variance + 1e-8)
+    return whitened_B
 
 
-def cells_of(groups_B: Ints, roles_B: Ints, *, role_wise: bool = True) -> Ints:
-    """Cell ids: one a (group, role), or one a group for the shared-baseline ablation. Shape (B,)."""
-    return groups_B * 2 + roles_B if role_wise else groups_B
+def _flat_share(members_C: list[Ints], flat: list[bool], roles_B: Ints) -> dict[str, float]:
+    shares = {}
+    for role, name in enumerate(ROLES):
+        having = [is_flat for members, is_flat in zip(members_C, flat, strict=True) if (roles_B[members] == role).any()]
+        if having:
+            shares[name] = sum(having) / len(having)
+    return shares

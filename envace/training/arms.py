@@ -19,13 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from envace.training.advantages import AdvantageKind
 from envace.types import Role
 
 Arm = Literal["envace", "published", "grpo-real", "grpo-simulator", "per-role", "shared-baseline", "reinforce++", "sft"]
-Advantage = Literal["role-wise", "group", "global", "global-baseline"]
-"""What a reward is compared with: the cell of its group and role, its group, or the whole batch (then divided by its
-spread), the latter also after its group's mean was taken off."""
-
 BOTH = frozenset(Role)
 ACT = frozenset([Role.ACT])
 REHEARSE = frozenset([Role.REHEARSE])
@@ -44,7 +41,10 @@ class ArmFacts:
     """Whether look-up values are anchored by a KL instead of getting a policy gradient."""
     shares_world: bool = True
     """Whether a group lives in one imagined world."""
-    advantage: Advantage = "role-wise"
+    advantage: AdvantageKind = "cells"
+    """What a reward is compared with."""
+    role_wise: bool = True
+    """Whether the roles of a group are compared apart."""
 
 
 ARMS: dict[str, ArmFacts] = {
@@ -53,7 +53,7 @@ ARMS: dict[str, ArmFacts] = {
     "grpo-real": ArmFacts(answers="executable", trains=ACT, anchors=False, shares_world=False),
     "grpo-simulator": ArmFacts(rehearser="simulator", trains=ACT, anchors=False, shares_world=False),
     "per-role": ArmFacts(rehearser="second", trains=ACT),
-    "shared-baseline": ArmFacts(advantage="group"),
+    "shared-baseline": ArmFacts(role_wise=False),
     "reinforce++": ArmFacts(answers="executable", trains=ACT, anchors=False, shares_world=False, advantage="global"),
     "sft": ArmFacts(answers="recorded", anchors=False, shares_world=False),
 }

@@ -189,19 +189,8 @@ class Trainer:
     def _learn(self, learner: Learner, groups: Sequence[Group]) -> dict[str, Any]:
         """One step of a learner on its own roles."""
         recipe = self.recipe
-        training = training_rows(
-            groups,
-            roles=learner.roles,
-            advantage=recipe.facts.advantage,
-            baseline=recipe.baseline,
-            scale=recipe.scale,
-        )
-        return {
-            **learner.update(training.rows),
-            "flat_cells": training.advantages.flat_cells / max(1, training.advantages.cells),
-            "lone_cells": training.advantages.lone_cells,
-            "dropped": training.dropped,
-        }
+        training = training_rows(groups, advantage=recipe.advantages(), loss=recipe.loss, roles=learner.roles)
+        return {**learner.update(training.rows), **training.metrics()}
 
     async def _imitation(self, number: int) -> dict[str, Any]:
         """One step on recorded conversations. Returns its record."""

@@ -12,10 +12,11 @@ from envace.models.local import LocalPolicy
 from envace.training.batches import Row
 from envace.training.checkpoints import Loaded, load_state, load_weights
 from envace.training.demonstrations import SupervisedRow
+from envace.training.forward import Reference
 from envace.training.lora import add_lora
 from envace.training.recipe import Recipe
 from envace.training.sft import imitate
-from envace.training.update import LossSettings, reference_of, update
+from envace.training.update import update
 from envace.types import Role
 
 
@@ -38,7 +39,7 @@ class Learner:
         learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(learned, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
         needed = recipe.loss.kl > 0 or (anchored and recipe.loss.anchor_kl > 0)
-        self._reference = reference_of(model) if needed and recipe.arm != "sft" else None
+        self._reference = Reference(model) if needed and recipe.arm != "sft" else None
 
     def policy(self) -> LocalPolicy:
         """The model as it is now, to sample from."""
@@ -52,7 +53,7 @@ class Learner:
             self._reference,
             self.optimizer,
             rows,
-            settings=LossSettings(**self._recipe.loss.model_dump()),
+            settings=self._recipe.loss,
             temperature=self._recipe.temperature,
             pad_id=self.loaded.format.pad_id,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from envace.training.advantages import FLAT
 from envace.types import Consistency, Group, Learn, Role, StopReason, Trajectory
 
 
@@ -31,14 +32,10 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-SPREAD = 1e-9
-"""Rewards that differ by less are equal: sums of the same parts in another order differ in their last bits."""
-
-
 def has_spread(group: Group) -> bool:
     """Whether a group can teach anything: two of its rewards differ."""
     rewards = [trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None]
-    return len(rewards) > 1 and max(rewards) - min(rewards) > SPREAD
+    return len(rewards) > 1 and max(rewards) - min(rewards) > FLAT
 
 
 def renumbered(groups: Sequence[Group]) -> list[Group]:

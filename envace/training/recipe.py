@@ -15,6 +15,7 @@ from envace.models.http import HttpSettings
 from envace.rewards import WEIGHTS
 from envace.rollout import Limits
 from envace.rollout.groups import Layout, Setting
+from envace.training.advantages import AdvantageKind, AdvantageSettings
 from envace.training.arms import ARMS, Arm, ArmFacts
 
 RewardChoice = Literal["contract", "checklist", "trusting"]
@@ -72,18 +73,43 @@ class LimitsSection(Section):
 
 
 class LossSection(Section):
-    """The loss; aggregation is the token mean over the update."""
+    """The loss: what a token adds to it, and how tokens become one number."""
 
     clip_low: float = Field(0.2, gt=0)
     clip_high: float = Field(0.2, gt=0)
-    dual_clip: float = Field(3.0, gt=1)
+    dual_clip: float | None = Field(3.0, gt=1)
+    """Bound on the loss of a token with a negative advantage, in units of the advantage; None for no bound."""
     kl: float = Field(1e-4, ge=0)
     """Weight of the KL to the starting policy on tokens with a policy gradient."""
+    kl_estimator: Literal["k1", "k2", "k3", "full"] = "k3"
+    """How that KL is had: from the sampled token, or in full over the vocabulary."""
     anchor_kl: float = Field(0.1, ge=0)
     """Weight of the full KL to the starting policy on look-up tokens."""
+    entropy: float = Field(0.0, ge=0)
+    """Weight of the entropy on tokens with a policy gradient; it is subtracted from the loss."""
+    aggregation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
+    """How losses of tokens become one number, over the whole update."""
+    unit: Literal["output", "trajectory", "row"] = "trajectory"
+    """What a sequence is, for `sequence-mean` and `constant`."""
+    constant_length: int | None = Field(None, ge=1)
+    """Tokens that each sequence is divided by, of `constant` only."""
+    flat: Literal["keep", "mask", "drop"] = "keep"
+    """What becomes of outputs of lone and flat cells, whose advantage is 0. `keep`: they keep their KL and count among
+    the tokens. `mask`: no KL, but they count. `drop`: neither."""
     max_grad_norm: float = Field(1.0, gt=0)
     max_batch_tokens: int = Field(2048, ge=1)
     """Padded tokens that go through the model at once; the update is the same whatever it is, memory is not."""
+    logit_chunk: int = Field(512, ge=1)
+    """Tokens whose distributions over the vocabulary are alive at once; the update is the same whatever it is."""
+    share_prompts: bool = True
+    """Whether a prompt that rows have in common is read once; the update is the same up to rounding."""
+
+    @model_validator(mode="after")
+    def _has_length(self) -> LossSection:
+        """A length where one is divided by it."""
+        if self.aggregation == "constant" and self.constant_length is None:
+            raise ValueError("aggregation: constant needs constant_length, the tokens that a sequence is divided by")
+        return self
 
 
 class LoraSection(Section):
@@ -154,6 +180,9 @@ class Recipe(Section):
     weight_decay: float = Field(0.0, ge=0)
     weights: dict[str, float] = Field(default_factory=lambda: dict(WEIGHTS))
     """Weights of the reward's parts; a part that is not named keeps its own."""
+    advantage: AdvantageKind | None = None
+    """What a reward is compared with: its cell, the whole update, or first the one and then the other; None takes what
+    the arm says."""
     baseline: Literal["outputs", "trajectories"] = "outputs"
     scale: Literal["none", "std"] = "none"
     world_sharing: Literal["group", "rollout"] | None = None
@@ -220,6 +249,15 @@ class Recipe(Section):
     def share_world(self) -> bool:
         """Whether a group lives in one imagined world."""
         return self.facts.shares_world if self.world_sharing is None else self.world_sharing == "group"
+
+    def advantages(self) -> AdvantageSettings:
+        """What rewards are compared with."""
+        return AdvantageSettings(
+            kind=self.advantage or self.facts.advantage,
+            role_wise=self.facts.role_wise,
+            baseline=self.baseline,
+            scale=self.scale,
+        )
 
     def setting(self) -> Setting:
         """What rollouts are answered and rewarded by."""

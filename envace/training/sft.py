@@ -14,7 +14,7 @@ from envace.errors import TrainingError
 from envace.models.ragged import buckets
 from envace.training.batches import pad
 from envace.training.demonstrations import SupervisedRow
-from envace.training.update import hidden_states, log_probabilities
+from envace.training.forward import hidden_states, log_probabilities
 
 
 class MuonAdam:

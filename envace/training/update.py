@@ -1,11 +1,16 @@
-"""One optimiser step over the rows of an update."""
+"""One optimiser step over the rows of an update.
+
+Rows go through the model in batches of like length, and what the head says of a batch in chunks of tokens: a chunk's
+gradient is taken before the next chunk's logits are made, so memory holds one chunk's distributions, whatever the
+vocabulary. Every token has its weight in the loss from the start, so no cut changes the update.
+
+Letters: B rows, T tokens, N the tokens that take part, P a common prompt, V vocabulary, D width.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,75 +18,58 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from envace.errors import TrainingError
-from envace.models.ragged import buckets
+from envace.models.ragged import buckets, keeps_all
 from envace.training.batches import Row, pad
-from envace.training.lora import has_lora, without_lora
-from envace.training.losses import entropy, kl_full, kl_k3, policy_loss
+from envace.training.forward import Reference, hidden_states, log_probabilities, logits_at, read_tokens
+from envace.training.losses import kl_full, kl_sampled, policy_loss
+from envace.training.recipe import LossSection
 
-
-@dataclass(frozen=True, kw_only=True)
-class LossSettings:
-    """What the loss is made of; aggregation is the token mean over the whole update."""
-
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float = 3.0
-    kl: float = 1e-4
-    """Weight of the k3 KL to the reference on tokens with a policy gradient."""
-    anchor_kl: float = 0.1
-    """Weight of the full KL to the reference on look-up tokens."""
-    max_grad_norm: float = 1.0
-    max_batch_tokens: int = 2048
-    """Padded tokens that go through the model at once."""
+MIN_SHARED = 16
+"""Tokens from which on a common prompt is worth a pass of its own."""
 
 
 @dataclass
 class Sums:
     """Running sums of a loss and its diagnostics over micro-batches."""
 
-    values: dict[str, float]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Add the sum of a tensor."""
-        self.values[name] = self.values.get(name, 0.0) + float(tensor.detach().sum())
+        """Add the sum of a tensor, where it is: a number on the host would wait for the device."""
+        total = tensor.detach().sum().double()
+        self.tensors[name] = self.tensors[name] + total if name in self.tensors else total
+
+    def numbers(self) -> dict[str, float]:
+        """The sums so far."""
+        return {name: float(total) for name, total in self.tensors.items()}
 
 
-def hidden_states(model: PreTrainedModel, ids_BT: Tensor) -> Tensor:
-    """Last hidden states (B, T, d) of right-padded rows; padding cannot reach the tokens before it."""
-    output: Tensor = model.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
-    return output
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Rows that go through the model at once, on its device. Index t of (B, T) reads t and predicts what follows."""
+
+    ids_BT: Tensor
+    wanted_BT: Tensor
+    """Where what follows takes part: with `policy` or as `anchor`."""
+    prompt_P: Tensor | None
+    """What all rows begin with, if it is read apart; the rows then begin after it."""
+    targets_N: Tensor
+    policy_N: Tensor
+    rehearse_N: Tensor
+    advantages_N: Tensor
+    weights_N: Tensor
+    old_N: Tensor
 
 
-def scaled(model: PreTrainedModel, logits: Tensor) -> Tensor:
-    """What some families do to their head's output before it is a logit: scale it (Cohere, Granite), cap it (Gemma)."""
-    config = model.config.get_text_config()
-    scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
-    if scale != 1.0:  # a product with 1 would cost as much as any
-        logits = logits * scale
-    cap = getattr(config, "final_logit_softcapping", None)
-    return cap * torch.tanh(logits / cap) if cap else logits
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What stays the same over an update."""
 
-
-def log_probabilities(model: PreTrainedModel, hidden_ND: Tensor, temperature: float) -> Tensor:
-    """Log-softmax over the vocabulary at the sampling temperature, only for the tokens asked for. Shape (N, V)."""
-    logits = scaled(model, model.get_output_embeddings()(hidden_ND).float())
-    return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, -1)
-
-
-Reference = Callable[[Tensor, Tensor, float], Tensor]
-"""From ids (B, T), which of them are wanted (B, T), and a temperature, to log-probabilities (N, V)."""
-
-
-def reference_of(model: PreTrainedModel) -> Reference:
-    """The policy as it is now, for KLs: a copy, or for a model with adapters the model without them."""
-    adapted = has_lora(model)
-    frozen = model if adapted else copy.deepcopy(model).eval()
-
-    def reference(ids_BT: Tensor, wanted_BT: Tensor, temperature: float) -> Tensor:
-        with torch.no_grad(), without_lora(model) if adapted else nullcontext():
-            return log_probabilities(frozen, hidden_states(frozen, ids_BT)[wanted_BT], temperature)
-
-    return reference
+    model: PreTrainedModel
+    reference: Reference | None
+    settings: LossSection
+    temperature: float
+    sums: Sums
 
 
 def update(
@@ -90,7 +78,7 @@ def update(
     optimizer: torch.optim.Optimizer,
     rows: Sequence[Row],
     *,
-    settings: LossSettings,
+    settings: LossSection,
     temperature: float,
     pad_id: int,
 ) -> dict[str, float]:
@@ -101,111 +89,164 @@ def update(
     """
     if temperature <= 0:
         raise TrainingError("Training samples at a temperature above 0: at 0 there is no distribution to learn.")
-    counts = {
-        "policy": max(1, sum(int(row.policy[1:].sum()) for row in rows)),
-        "anchor": max(1, sum(int(row.anchor[1:].sum()) for row in rows)),
-    }
-    sums = Sums({})
+    learned = [cut for cut in map(_cut, rows) if cut is not None]
+    work = Work(model=model, reference=reference, settings=settings, temperature=temperature, sums=Sums())
     model.train()
     optimizer.zero_grad(set_to_none=True)
-    for batch in buckets([len(row.ids) for row in rows], max_tokens=settings.max_batch_tokens):
-        loss = _loss(model, reference, [rows[i] for i in batch], settings, temperature, counts, sums, pad_id)
-        if loss is not None:
-            loss.backward()
-            sums.add("loss", loss)
+    share = settings.share_prompts and keeps_all(model.config.get_text_config())
+    for picked, shared in plan(learned, max_tokens=settings.max_batch_tokens, share=share):
+        _accumulate(work, _batch([learned[i] for i in picked], shared, pad_id=pad_id, device=model.device))
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm))
-    if not np.isfinite(norm) or not np.isfinite(sums.values.get("loss", 0.0)):
+    sums = work.sums.numbers()
+    loss, bad = sums.get("loss", 0.0), int(sums.get("bad", 0))
+    if not np.isfinite(norm) or not np.isfinite(loss):
         raise TrainingError(
-            f"The loss is {sums.values.get('loss')} and the gradient norm {norm}: not finite, no step taken."
+            f"The loss is {loss} ({bad} of its tokens are not finite) and the gradient norm {norm}: not finite, no "
+            f"step taken. Lower learning_rate."
         )
     optimizer.step()
-    return _metrics(sums.values, counts, norm, sum(len(row.ids) for row in rows))
+    kls = {} if reference is None else {"kl": 0.0, "anchor_kl": 0.0}
+    return _metrics({**kls, **sums}, norm, sum(len(row.ids) for row in learned))
 
 
-def _loss(
-    model: PreTrainedModel,
-    reference: Reference | None,
-    rows: list[Row],
-    settings: LossSettings,
-    temperature: float,
-    counts: dict[str, int],
-    sums: Sums,
-    pad_id: int,
-) -> Tensor | None:
-    """The share of one micro-batch in the loss of the update."""
-    device = model.device
-    ids_BT = torch.from_numpy(pad([row.ids for row in rows], pad_id)).to(device)
-    policy_BT, anchor_BT, rehearse_BT, advantages_BT, old_BT = (
-        torch.from_numpy(pad([getattr(row, name) for row in rows])).to(device)[:, 1:]
-        for name in ("policy", "anchor", "rehearse", "advantages", "logprobs")
-    )
-    wanted_BT = policy_BT | anchor_BT
-    if not wanted_BT.any():
+def _cut(row: Row) -> Row | None:
+    """A row up to the last token that takes part, since nothing after it can matter; None if none takes part."""
+    (taking,) = np.nonzero(row.policy[1:] | row.anchor[1:])
+    if not len(taking):
         return None
-    inputs_BT, targets_N = ids_BT[:, :-1], ids_BT[:, 1:][wanted_BT]
-    log_NV = log_probabilities(model, hidden_states(model, inputs_BT)[wanted_BT], temperature)
-    reference_NV = None
-    if reference is not None:
-        reference_NV = reference(inputs_BT, wanted_BT, temperature)
-    policy_N, anchor_N = policy_BT[wanted_BT], anchor_BT[wanted_BT]
-    chosen_N = log_NV.gather(1, targets_N[:, None])[:, 0]
-    old_N, advantages_N = old_BT[wanted_BT], advantages_BT[wanted_BT]
-    token_N = policy_loss(
-        chosen_N[policy_N],
-        old_N[policy_N],
-        advantages_N[policy_N],
+    end = int(taking[-1]) + 2
+    arrays = {name: value[:end] for name, value in vars(row).items() if isinstance(value, np.ndarray)}
+    return Row(**arrays, prompt=row.prompt)
+
+
+def plan(rows: Sequence[Row], *, max_tokens: int, share: bool) -> Iterator[tuple[list[int], int]]:
+    """Batches of rows, and how many tokens all rows of a batch begin with that are to be read once.
+
+    The last token of a prompt is left to each row: what it predicts is the row's own.
+    """
+    together: dict[bytes, list[int]] = {}
+    for number, row in enumerate(rows):
+        shareable = share and row.prompt > MIN_SHARED
+        together.setdefault(row.ids[: row.prompt].tobytes() if shareable else b"", []).append(number)
+    alone = together.pop(b"", [])
+    for members in together.values():
+        prefix = rows[members[0]].prompt - 1
+        lengths = [len(rows[i].ids) - prefix for i in members]
+        for batch in buckets(lengths, max_tokens=max(1, max_tokens - prefix)):
+            if len(batch) == 1:
+                alone.append(members[batch[0]])
+            else:
+                yield [members[i] for i in batch], prefix
+    for batch in buckets([len(rows[i].ids) for i in alone], max_tokens=max_tokens):
+        yield [alone[i] for i in batch], 0
+
+
+def _batch(rows: Sequence[Row], shared: int, *, pad_id: int, device: torch.device) -> Batch:
+    def padded(name: str, value: int = 0) -> Tensor:
+        return torch.from_numpy(pad([getattr(row, name)[shared:] for row in rows], value)).to(device)
+
+    ids_BT, policy_BT = padded("ids", pad_id), padded("policy")[:, 1:]
+    wanted_BT = policy_BT | padded("anchor")[:, 1:]
+    taking = {name: padded(name)[:, 1:][wanted_BT] for name in ("rehearse", "advantages", "weights", "logprobs")}
+    return Batch(
+        ids_BT=ids_BT[:, :-1],
+        wanted_BT=wanted_BT,
+        prompt_P=torch.from_numpy(rows[0].ids[:shared]).to(device) if shared else None,
+        targets_N=ids_BT[:, 1:][wanted_BT],
+        policy_N=policy_BT[wanted_BT],
+        rehearse_N=taking["rehearse"],
+        advantages_N=taking["advantages"],
+        weights_N=taking["weights"],
+        old_N=taking["logprobs"],
+    )
+
+
+def _accumulate(work: Work, batch: Batch) -> None:
+    """Add a batch's gradient to the model's.
+
+    The body is run once; below its hidden states the graph is cut, each chunk of the head goes forward and back by
+    itself, and the gradients of all chunks then go back through the body together.
+    """
+    before_ND = None
+    if work.reference is not None:  # first, as it leaves no graph behind
+        before_ND = work.reference.hidden_states(batch.ids_BT, batch.prompt_P)[batch.wanted_BT]
+    body_ND = hidden_states(work.model, batch.ids_BT, batch.prompt_P)[batch.wanted_BT]
+    cut_ND = body_ND.detach().requires_grad_()
+    for kind, term in ((batch.policy_N, _policy_term), (~batch.policy_N, _anchor_term)):
+        for chunk_n in kind.nonzero()[:, 0].split(work.settings.logit_chunk):
+            loss = term(work, batch, chunk_n, cut_ND[chunk_n], None if before_ND is None else before_ND[chunk_n])
+            if loss is not None:
+                loss.backward()
+                work.sums.add("loss", loss)
+    if cut_ND.grad is not None and body_ND.requires_grad:
+        body_ND.backward(cut_ND.grad)
+
+
+def _policy_term(work: Work, batch: Batch, chunk_n: Tensor, hidden_nD: Tensor, before_nD: Tensor | None) -> Tensor:
+    """Share in the loss of tokens with a policy gradient."""
+    settings = work.settings
+    logits_nV = logits_at(work.model, hidden_nD, work.temperature)
+    now_n, entropy_n = read_tokens(logits_nV, batch.targets_N[chunk_n])
+    old_n, advantages_n, weights_n = batch.old_N[chunk_n], batch.advantages_N[chunk_n], batch.weights_N[chunk_n]
+    token_n = policy_loss(
+        now_n,
+        old_n,
+        advantages_n,
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,
         dual_clip=settings.dual_clip,
     )
-    loss = token_N.sum() / counts["policy"]
-    if reference_NV is not None:
-        kl_N = kl_k3(chosen_N[policy_N], reference_NV.gather(1, targets_N[:, None])[:, 0][policy_N])
-        anchor_kl_N = kl_full(log_NV[anchor_N], reference_NV[anchor_N])
-        loss = loss + settings.kl * kl_N.sum() / counts["policy"]
-        loss = loss + settings.anchor_kl * anchor_kl_N.sum() / counts["anchor"]
-        sums.add("kl", kl_N)
-        sums.add("anchor_kl", anchor_kl_N)
-    _diagnose(sums, log_NV, chosen_N, old_N, policy_N, rehearse_BT[wanted_BT], settings)
-    return loss
+    if settings.entropy:
+        token_n = token_n - settings.entropy * entropy_n
+    if work.reference is not None and before_nD is not None:
+        was_nV = work.reference.log_probabilities(before_nD, work.temperature)
+        if settings.kl_estimator == "full":
+            kl_n = kl_full(torch.log_softmax(logits_nV, -1), was_nV)
+        else:
+            kl_n = kl_sampled(now_n, was_nV.gather(1, batch.targets_N[chunk_n][:, None])[:, 0], settings.kl_estimator)
+        token_n = token_n + settings.kl * kl_n
+        work.sums.add("kl", kl_n)
+    _diagnose(work, token_n, now_n - old_n, entropy_n, batch.rehearse_N[chunk_n])
+    return (weights_n * token_n).sum()
 
 
-def _diagnose(
-    sums: Sums,
-    log_NV: Tensor,
-    chosen_N: Tensor,
-    old_N: Tensor,
-    policy_N: Tensor,
-    rehearse_N: Tensor,
-    settings: LossSettings,
-) -> None:
-    with torch.no_grad():
-        entropy_N = entropy(log_NV)
-        ratio_N = torch.exp(chosen_N - old_N)[policy_N]
-        for role, mask_N in (("act", policy_N & ~rehearse_N), ("rehearse", policy_N & rehearse_N)):
-            sums.add(f"entropy_{role}", entropy_N[mask_N])
-            sums.add(f"tokens_{role}", mask_N)
-        sums.add("clipped", ((ratio_N < 1 - settings.clip_low) | (ratio_N > 1 + settings.clip_high)).float())
-        sums.add("ratio", ratio_N)
+def _anchor_term(
+    work: Work, batch: Batch, chunk_n: Tensor, hidden_nD: Tensor, before_nD: Tensor | None
+) -> Tensor | None:
+    """Share in the loss of look-up tokens."""
+    work.sums.add("anchors", torch.ones_like(chunk_n))
+    if work.reference is None or before_nD is None:
+        return None
+    was_nV = work.reference.log_probabilities(before_nD, work.temperature)
+    kl_n = kl_full(was_nV, log_probabilities(work.model, hidden_nD, work.temperature))
+    work.sums.add("anchor_kl", kl_n)
+    work.sums.add("bad", ~torch.isfinite(kl_n))
+    return work.settings.anchor_kl * (batch.weights_N[chunk_n] * kl_n).sum()
 
 
-def _metrics(sums: dict[str, float], counts: dict[str, int], norm: float, tokens: int) -> dict[str, float]:
+@torch.no_grad()
+def _diagnose(work: Work, token_n: Tensor, log_ratio_n: Tensor, entropy_n: Tensor, rehearse_n: Tensor) -> None:
+    ratio_n = torch.exp(log_ratio_n)
+    for role, mask_n in (("act", ~rehearse_n), ("rehearse", rehearse_n)):
+        work.sums.add(f"entropy_{role}", torch.where(mask_n, entropy_n, 0.0))
+        work.sums.add(f"tokens_{role}", mask_n)
+    outside_n = (ratio_n < 1 - work.settings.clip_low) | (ratio_n > 1 + work.settings.clip_high)
+    work.sums.add("clipped", outside_n.float())
+    work.sums.add("ratio", ratio_n)
+    work.sums.add("bad", ~torch.isfinite(token_n))
+
+
+def _metrics(sums: dict[str, float], norm: float, tokens: int) -> dict[str, float]:
     """Means over tokens, named as docs/metrics.md defines them."""
-    metrics = {
+    roles = {role: sums.get(f"tokens_{role}", 0.0) for role in ("act", "rehearse")}
+    policy, anchors = max(1.0, sum(roles.values())), max(1.0, sums.get("anchors", 0.0))
+    return {
         "loss": sums.get("loss", 0.0),
         "grad_norm": norm,
-        **{
-            name: sums[name] / counts[over]
-            for name, over in (("kl", "policy"), ("anchor_kl", "anchor"))
-            if name in sums
-        },
-        "clip_share": sums.get("clipped", 0.0) / counts["policy"],
-        "ratio": sums.get("ratio", 0.0) / counts["policy"],
+        **{name: sums[name] / over for name, over in (("kl", policy), ("anchor_kl", anchors)) if name in sums},
+        "clip_share": sums.get("clipped", 0.0) / policy,
+        "ratio": sums.get("ratio", 0.0) / policy,
         "trained_tokens": float(tokens),
+        **{f"tokens/{role}": count for role, count in roles.items()},
+        **{f"entropy/{role}": sums[f"entropy_{role}"] / count for role, count in roles.items() if count},
     }
-    for role in ("act", "rehearse"):
-        count = sums.get(f"tokens_{role}", 0.0)
-        metrics[f"tokens/{role}"] = count
-        if count:
-            metrics[f"entropy/{role}"] = sums[f"entropy_{role}"] / count
-    return metrics

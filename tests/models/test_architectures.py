@@ -22,7 +22,7 @@ from envace.models.chat import ChatFormat
 from envace.models.local import LocalPolicy
 from envace.models.ragged import RaggedCache
 from envace.models.transcripts import Transcript, random_stream
-from envace.training.update import hidden_states, log_probabilities
+from envace.training.forward import hidden_states, log_probabilities
 from envace.types import Author, Role
 
 SHAPE: dict[str, Any] = {

@@ -12,9 +12,9 @@ from transformers import LlamaForCausalLM
 from envace.errors import ConfigError, TrainingError
 from envace.models.formats import StarterFormat
 from envace.training.checkpoints import Loaded, load_model, load_weights, save_checkpoint, save_model
+from envace.training.forward import Reference
 from envace.training.lora import add_lora, load_lora, lora_state, merged_state
 from envace.training.recipe import LoraSection
-from envace.training.update import reference_of
 
 New = Callable[..., LlamaForCausalLM]
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
@@ -49,8 +49,11 @@ def test_only_adapters_are_trained_and_fresh_ones_change_nothing(new_tiny: New) 
 
 
 def test_the_reference_is_the_model_without_its_adapters(new_tiny: New, adapted: LlamaForCausalLM) -> None:
-    plain = reference_of(new_tiny())(IDS, ALL, 1.0)
-    assert torch.allclose(reference_of(adapted)(IDS, ALL, 1.0), plain, atol=1e-5)
+    def said(reference: Reference) -> torch.Tensor:
+        return reference.log_probabilities(reference.hidden_states(IDS)[ALL], 1.0)
+
+    plain = said(Reference(new_tiny()))
+    assert torch.allclose(said(Reference(adapted)), plain, atol=1e-5)
     assert not torch.allclose(torch.log_softmax(logits(adapted)[0], -1), plain, atol=1e-2)  # they are back on
 
 

@@ -13,7 +13,8 @@ from envace.models.chat import ChatFormat
 from envace.models.local import LocalPolicy
 from envace.models.transcripts import Transcript, random_stream
 from envace.training.batches import training_rows
-from envace.training.update import LossSettings, update
+from envace.training.recipe import LossSection
+from envace.training.update import update
 from envace.types import Author, Group, Learn, Message, Role, Segment, Step, ToolCall, ToolSpec, Trajectory
 
 TOOL = ToolSpec(name="get_order", description="Show an order.", parameters={"type": "object", "properties": {}})
@@ -167,7 +168,7 @@ async def test_T10_the_first_ratio_is_one_at_any_sampling_temperature(temperatur
         attempts.append(trajectory(held, index=index, reward=float(index)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     metrics = update(
-        model, None, optimizer, rows_of(*attempts), settings=LossSettings(), temperature=temperature, pad_id=form.pad_id
+        model, None, optimizer, rows_of(*attempts), settings=LossSection(), temperature=temperature, pad_id=form.pad_id
     )
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["tokens/act"] + metrics["tokens/rehearse"] == sum(

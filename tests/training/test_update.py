@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from envace.errors import TrainingError
-from envace.training.batches import Row
-from envace.training.update import LossSettings, reference_of, update
+from envace.training.batches import Row, training_rows
+from envace.training.forward import Reference
+from envace.training.recipe import LossSection
+from envace.training.update import plan, update
+from envace.types import Author, Group, Learn, Role, Segment, Trajectory
 
 New = Callable[..., LlamaForCausalLM]
 
@@ -41,9 +45,16 @@ def row(
         policy=masks[0],
         anchor=masks[1],
         advantages=np.where(masks[0], advantage, 0).astype(np.float32),
+        weights=np.zeros(len(ids), dtype=np.float32),
         logprobs=(logprobs_of(model, ids, temperature).numpy() * masks[0]).astype(np.float32),
         rehearse=np.zeros(len(ids), dtype=np.bool_),
     )
+
+
+def token_mean(rows: list[Row]) -> list[Row]:
+    """The rows with every token weighing the same among those of its kind."""
+    policy, anchors = (max(1, sum(int(getattr(row, kind).sum()) for row in rows)) for kind in ("policy", "anchor"))
+    return [replace(row, weights=(row.policy / policy + row.anchor / anchors).astype(np.float32)) for row in rows]
 
 
 def step(
@@ -58,10 +69,10 @@ def step(
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     return update(
         model,
-        None if reference is None else reference_of(reference),
+        None if reference is None else Reference(reference),
         optimizer,
-        rows,
-        settings=LossSettings(**settings),  # type: ignore[arg-type]
+        token_mean(rows),
+        settings=LossSection(**settings),  # type: ignore[arg-type]
         temperature=temperature,
         pad_id=0,
     )
@@ -184,3 +195,120 @@ def test_gradient_is_clipped_to_its_norm(new_tiny: New) -> None:
     metrics = step(model, [row(model, [5, 6, 7, 8], policy=[2, 3], advantage=100.0)], lr=0.01, max_grad_norm=0.5)
     assert metrics["grad_norm"] > 0.5
     assert float((weights(model) - before).norm()) == pytest.approx(0.005, rel=1e-2)
+
+
+@pytest.mark.parametrize("logit_chunk", [1, 7])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "full"])
+def test_update_does_not_depend_on_how_logits_are_cut_into_chunks(
+    new_tiny: New, logit_chunk: int, estimator: str
+) -> None:
+    whole, cut, reference = new_tiny(1), new_tiny(1), new_tiny(2)
+    rows, settings = some_rows(whole), {"kl": 0.1, "entropy": 0.2, "kl_estimator": estimator, "max_grad_norm": 1e9}
+    together = step(whole, rows, reference=reference, logit_chunk=10**6, **settings)  # type: ignore[arg-type]
+    apart = step(cut, rows, reference=reference, logit_chunk=logit_chunk, **settings)  # type: ignore[arg-type]
+    torch.testing.assert_close(weights(cut), weights(whole), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(weights(whole), weights(new_tiny(1)), atol=1e-4)
+    assert apart == pytest.approx(together, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", [
+    {"aggregation": "token-mean"},
+    {"aggregation": "sequence-mean", "unit": "output"},
+    {"aggregation": "sequence-mean", "unit": "trajectory", "flat": "drop"},
+    {"aggregation": "constant", "constant_length": 20, "flat": "mask"},
+])  # fmt: skip
+def test_no_aggregation_depends_on_how_rows_are_cut_into_batches(new_tiny: New, settings: dict[str, object]) -> None:
+    found = []
+    for max_batch_tokens in (1, 60, 10**6):
+        model = new_tiny(1)
+        loss = LossSection(max_batch_tokens=max_batch_tokens, kl=0.1, max_grad_norm=1e9, **settings)  # type: ignore[arg-type]
+        rows = training_rows(sampled_groups(model), loss=loss).rows
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        update(model, Reference(new_tiny(2)), optimizer, rows, settings=loss, temperature=1.0, pad_id=0)
+        found.append(weights(model))
+    torch.testing.assert_close(found[0], found[2], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found[1], found[2], rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(found[2], weights(new_tiny(1)), atol=1e-4)
+
+
+def sampled_groups(model: LlamaForCausalLM) -> list[Group]:
+    """Three groups of three trajectories with prompts of their own; one group is flat. Lengths differ."""
+    rng, groups = np.random.default_rng(3), []
+    for number, rewards in enumerate(([1.0, 0.5, 0.0], [0.25] * 3, [0.0, 0.0, 1.0])):
+        prompt, made = rng.integers(10, 300, 20 + number).tolist(), []
+        for index, reward in enumerate(rewards):
+            trajectory = Trajectory(
+                scenario_id="s", environment_id="e", kind="k", group=number, index=index, reward=reward
+            )
+            trajectory.segments = [Segment(ids=prompt, author=Author.USER)]
+            for turn, role in enumerate((Role.ACT, Role.REHEARSE, Role.ACT)):
+                held = [token for segment in trajectory.segments for token in segment.ids]
+                ids = rng.integers(10, 300, 2 + (index + turn) % 4).tolist()
+                logprobs = logprobs_of(model, held + ids)[len(held) :].tolist()
+                author = Author.ASSISTANT if role is Role.ACT else Author.TOOL
+                sampled = Segment(ids=ids, author=author, role=role, learn=Learn.POLICY, logprobs=logprobs)
+                anchored = Segment(ids=[7 + turn, 8], author=Author.TOOL, learn=Learn.ANCHOR)
+                trajectory.segments += [sampled, anchored]
+            made.append(trajectory)
+        groups.append(Group(scenario_id="s", trajectories=made))
+    return groups
+
+
+@pytest.mark.parametrize("max_batch_tokens", [30, 10**6])
+def test_a_common_prompt_that_is_read_once_gives_the_same_update(new_tiny: New, max_batch_tokens: int) -> None:
+    found, metrics = [], []
+    for share in (False, True):
+        model = new_tiny(1)
+        loss = LossSection(share_prompts=share, max_batch_tokens=max_batch_tokens, kl=0.1, max_grad_norm=1e9)
+        rows = training_rows(sampled_groups(model), loss=loss).rows
+        shared = [prefix for _, prefix in plan(rows, max_tokens=max_batch_tokens, share=share) if prefix]
+        assert bool(shared) == (share and max_batch_tokens > 30)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        metrics.append(update(model, Reference(new_tiny(2)), optimizer, rows, settings=loss, temperature=0.7, pad_id=0))
+        found.append(weights(model))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-4, abs=1e-5)
+
+
+def test_a_batch_with_a_common_prompt_keeps_within_its_tokens(new_tiny: New) -> None:
+    rows = training_rows(sampled_groups(new_tiny(1))).rows
+    batches = list(plan(rows, max_tokens=60, share=True))
+    assert sorted(index for batch, _ in batches for index in batch) == list(range(len(rows)))
+    assert any(prefix for _, prefix in batches)
+    for batch, prefix in batches:
+        assert prefix + len(batch) * max(len(rows[i].ids) - prefix for i in batch) <= 60
+
+
+def test_g1_no_kl_pulls_on_the_tokens_of_masked_or_dropped_cells(new_tiny: New) -> None:
+    for flat, moves in (("keep", True), ("mask", False), ("drop", False)):
+        model = new_tiny(1)
+        groups = sampled_groups(model)[1:2]
+        for made in groups[0].trajectories:
+            made.segments = [segment for segment in made.segments if segment.learn is not Learn.ANCHOR]
+        loss = LossSection(kl=1.0, flat=flat)  # type: ignore[arg-type]
+        rows = training_rows(groups, loss=loss).rows
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        metrics = update(model, Reference(new_tiny(2)), optimizer, rows, settings=loss, temperature=1.0, pad_id=0)
+        assert torch.equal(weights(model), weights(new_tiny(1))) != moves
+        assert (metrics["trained_tokens"] > 0) == moves
+
+
+def test_entropy_bonus_raises_the_entropy(new_tiny: New) -> None:
+    model, ids = new_tiny(), [5, 6, 7, 8]
+    rows = [row(model, ids, policy=[2, 3], advantage=0.0)]
+    first = step(model, rows, entropy=1.0, lr=0.01)["entropy/act"]
+    assert step(model, rows, entropy=1.0, lr=0.01)["entropy/act"] > first
+
+
+def test_what_follows_the_last_learned_token_is_not_read(new_tiny: New) -> None:
+    model = new_tiny()
+    rows = [row(model, [5, 6, 7, 8, 9], policy=[2], advantage=1.0), row(model, [5, 6, 7])]
+    assert step(model, rows)["trained_tokens"] == 3
+
+
+def test_tokens_that_are_not_finite_are_counted(new_tiny: New) -> None:
+    model = new_tiny()
+    bad = row(model, [5, 6, 7, 8], policy=[2, 3], advantage=1.0)
+    bad.logprobs[2] = np.nan
+    with pytest.raises(TrainingError, match=r"\(1 of its tokens are not finite\)"):
+        step(model, [bad, row(model, [5, 6, 7], policy=[2], advantage=1.0)])
