@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from envace.errors import ConfigError, ContextOverflow, EndpointError, ModelError, RunError
 from envace.models.http import HttpSettings
 from envace.models.transcripts import Transcript, random_stream
+from envace.models.wire import parse_address
 from envace.prompts import Prompts, load_prompts
 from envace.rewards.answers import fence, read_verdicts, shown_question, shown_turn
 from envace.rewards.checklists import MAX_REASON, Decision, decided_without_judge, held_back, record, resolve, turns_of
@@ -92,6 +93,16 @@ class JudgeSection(BaseModel):
     """Seconds of that while; then one call tries again."""
     endpoint: HttpSettings = Field(default_factory=lambda: HttpSettings(max_retries=2))
     """How an endpoint is asked; its concurrency, top_p and seed are set by the keys above unless given here."""
+
+    @field_validator("model")
+    @classmethod
+    def _no_secrets(cls, model: str) -> str:
+        """Recipes are written into run folders, so an address in one holds no credentials. Raises ConfigError."""
+        if model.startswith(("http://", "https://")):
+            address = parse_address(model)
+            if address.user or address.query:
+                raise ConfigError("judge.model holds credentials or a query, and would be written; set ENVACE_API_KEY.")
+        return model
 
     def http(self, *, structured: bool) -> HttpSettings:
         """The settings of the endpoint."""
