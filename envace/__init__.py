@@ -17,6 +17,8 @@ _PUBLIC = {
     "write_report": "envace.report.page",
     "demo": "envace.jobs.demo",
     "doctor": "envace.jobs.doctor",
+    "check_data": "envace.jobs.data",
+    "convert_data": "envace.jobs.data",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]  # pyright: ignore

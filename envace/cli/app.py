@@ -174,6 +174,48 @@ def doctor(
         raise typer.Exit(1)
 
 
+data = typer.Typer(help="Data sets of conversations with checklists: check, convert.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+Source = Annotated[str, typer.Argument(help="A .json, .jsonl or .parquet file, a folder of them, or hub:OWNER/NAME.")]
+Normalise = Annotated[
+    bool, typer.Option("--normalise", help="Scale the weights of a turn to a sum of 1, instead of leaving rows out.")
+]
+
+
+@data.command(name="check")
+def data_check(
+    source: Source,
+    model: Annotated[str | None, typer.Option(help="Whose tokenizer counts the prompts.")] = None,
+    max_prompt: Annotated[int | None, typer.Option(min=1, help="Tokens that a prompt may have.")] = None,
+    normalise: Normalise = False,
+    as_json: Json = False,
+) -> None:
+    """Say which rows can be used, and why the others cannot. Exit code 1 if none can."""
+    from envace.jobs.data import check_data
+
+    result = check_data(source, model=model, max_prompt=max_prompt, normalise=normalise)
+    show(result, as_json, kind="data")
+    if not result["kept"]:
+        raise typer.Exit(1)
+
+
+@data.command(name="convert")
+def data_convert(
+    source: Source,
+    out: Annotated[Path, typer.Argument(help="A .jsonl or .parquet file.")],
+    normalise: Normalise = False,
+    as_json: Json = False,
+) -> None:
+    """Write the rows that can be used in our own form. Exit code 1 if none can."""
+    from envace.jobs.data import convert_data
+
+    result = convert_data(source, out, normalise=normalise)
+    show(result, as_json, kind="data")
+    if not result["kept"]:
+        raise typer.Exit(1)
+
+
 @app.command()
 def recipe() -> None:
     """Print the starter recipe, to copy and change."""

@@ -126,6 +126,8 @@ def _tables(result: dict[str, Any], kind: str) -> list[Table]:
             mark = Text("holds", style="green") if check["ok"] else Text("does not hold", style="red")
             table.add_row(mark, Text(check["name"]), Text(check["detail"]))
         return [table]
+    if kind == "data":
+        return _data_tables(result)
     for key, value in result.items():
         if key != "findings":
             table.add_row(key, str(value))
@@ -133,6 +135,34 @@ def _tables(result: dict[str, Any], kind: str) -> list[Table]:
     for finding in result.get("findings", [])[:20]:
         findings.add_row(finding["scenario"], finding["problem"], finding["detail"])
     return [table, findings] if result.get("findings") else [table]
+
+
+def _data_tables(result: dict[str, Any]) -> list[Table]:
+    """What is kept, how it is spread, and rows that are not kept."""
+    table = Table(show_header=False, box=None)
+    for key in ("source", "written", "rows", "kept", "mended"):
+        if key in result:
+            table.add_row(key, Text(str(result[key])))
+    for reason, count in result["dropped"].items():
+        table.add_row(f"dropped: {reason}", str(count))
+    calls = result.get("judge_calls") or {}
+    rows = {name: result.get(name) for name in ("turns", "tools", "items", "prompt_tokens")}
+    rows |= {f"judge calls, one a {mode}": spread for mode, spread in calls.items()}
+    spreads = Table("a row", "min", "mean", "median", "max", "over the limit")
+    for name, spread in rows.items():
+        if spread:
+            over = "" if spread.get("over") is None else f"{spread['over']} ({spread['limit']})"
+            spreads.add_row(name, *(str(spread.get(key, "")) for key in ("min", "mean", "median", "max")), over)
+    examples = Table("row", "id", "reason", "detail")
+    for shown in result["examples"]:
+        row = "" if shown["row"] is None else str(shown["row"])
+        examples.add_row(row, _plain(shown["id"][:40]), shown["reason"], _plain(shown["detail"]))
+    return [table, *(each for each in (spreads, examples) if each.row_count)]
+
+
+def _plain(text: str) -> Text:
+    """Text of a data set, without what would steer a terminal."""
+    return Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
 
 
 def _next(result: dict[str, Any], kind: str) -> list[str]:

@@ -164,8 +164,8 @@ class Prompted:
         }
         texts = {name: dump_line(value) for name, value in values.items()}
         texts["references"] = texts["references"] if self._references else ""
-        system = self._prompts.render("rehearse_system", **texts)
-        user = self._prompts.render("rehearse_user", **texts)
+        system = self._prompts.fill("rehearse_system", **texts)
+        user = self._prompts.fill("rehearse_user", **texts)
         return [Message(author=Author.SYSTEM, content=system), Message(author=Author.USER, content=user)]
 
 

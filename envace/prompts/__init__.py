@@ -1,67 +1,83 @@
-"""Every prompt that envace writes itself, one text file each in this folder; a recipe can put others in their place.
+"""The words that models are asked with, one text file each in this folder, with `{{ placeholders }}` of jinja2.
 
-A prompt is a jinja2 template. What stands for somebody's text is filled in as JSON, so it cannot end its own string.
+A file of one's own takes the place of one of them. It must show what the prompt is for: one that leaves out, say, the
+questions would ask nothing, and nobody would notice.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from jinja2 import StrictUndefined, Template, TemplateError, meta
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from envace.errors import ConfigError
 
 FOLDER = Path(__file__).parent
-VALUES: dict[str, tuple[set[str], set[str]]] = {
-    "rehearse_system": (set(), {"tools", "rules", "references", "history", "call"}),
-    "rehearse_user": ({"call"}, {"tools", "rules", "references", "history", "call"}),
-}
+
+_REHEARSE = frozenset({"tools", "rules", "references", "history", "call"})
+_JUDGE = frozenset({"fence", "tools", "before", "turn", "questions"})
+VALUES: Mapping[str, tuple[frozenset[str], frozenset[str]]] = MappingProxyType(
+    {
+        "rehearse_system": (frozenset(), _REHEARSE),
+        "rehearse_user": (frozenset({"call"}), _REHEARSE),
+        "judge_turn": (_JUDGE, _JUDGE),
+        "judge_item": (_JUDGE, _JUDGE),
+    }
+)
 """Prompt -> the values that it must show, and those that it may."""
 
+_ENVIRONMENT = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
-@dataclass(frozen=True)
+
 class Prompts:
-    """The prompts of a run."""
+    """Prompts by name, ready to be filled in."""
 
-    templates: Mapping[str, Template]
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = MappingProxyType(dict(texts))
+        """The texts as they stand in their files."""
+        self._templates: dict[str, Template] = {name: _ENVIRONMENT.from_string(text) for name, text in texts.items()}
 
-    def render(self, name: str, **values: str) -> str:
-        """A prompt with its values filled in.
+    def fill(self, name: str, **values: str) -> str:
+        """A prompt with its values filled in; these are never read as a template.
 
         Raises:
             ConfigError: The template fails on them.
         """
         try:
-            return self.templates[name].render(**values).strip()
+            return self._templates[name].render(values).strip()
         except TemplateError as error:
             raise ConfigError(f"prompts.{name} cannot be filled in: {error}") from None
 
 
 def load_prompts(overrides: Mapping[str, Path | str] | None = None) -> Prompts:
-    """The prompts of this folder, those named in `overrides` read from other files.
+    """The prompts of this folder, some of them replaced.
+
+    Args:
+        overrides: Name -> file.
 
     Raises:
-        ConfigError: An unknown name, a file that cannot be read, or a template that shows not what it must.
+        ConfigError: No prompt has that name (it names the nearest), the file cannot be read, is no template, or does
+            not show what it must.
     """
-    replaced = dict(overrides or {})
-    for name in replaced:
+    texts = {name: (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name in VALUES}
+    for name, path in (overrides or {}).items():
         if name not in VALUES:
             near = difflib.get_close_matches(name, VALUES, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(sorted(VALUES))}."
             raise ConfigError(f"There is no prompt {name!r}. {hint}")
-    return Prompts({name: _read(name, Path(replaced.get(name, FOLDER / f"{name}.md"))) for name in VALUES})
+        texts[name] = _read(name, Path(path))
+    return Prompts(texts)
 
 
-def _read(name: str, path: Path) -> Template:
-    environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+def _read(name: str, path: Path) -> str:
     needed, allowed = VALUES[name]
     try:
         text = path.read_text(encoding="utf-8")
-        used = meta.find_undeclared_variables(environment.parse(text))
+        used = meta.find_undeclared_variables(_ENVIRONMENT.parse(text))
     except (OSError, UnicodeDecodeError, TemplateError) as error:
         raise ConfigError(f"prompts.{name}: cannot use {path}: {error}") from None
     if used - allowed:
@@ -70,4 +86,4 @@ def _read(name: str, path: Path) -> Template:
         )
     if needed - used:
         raise ConfigError(f"prompts.{name}: {path} does not show {', '.join(sorted(needed - used))}, as it must.")
-    return environment.from_string(text)
+    return text

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, model_validator
+
+from envace.scenarios.checklist import Checklist
+from envace.scenarios.strict import Strict
 
 Outcome = Literal["done", "declined"]
 
@@ -14,12 +17,6 @@ DECLINE_WORDS = re.compile(r"\b(sorry|cannot|can't|could not|couldn't|unable|not
 
 MAX_REPLY_CHARACTERS = 400
 """A longer reply fails its check: naming every value there is must not pass for an answer."""
-
-
-class Strict(BaseModel):
-    """Unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Call(Strict):
@@ -70,6 +67,17 @@ class Scenario(Strict):
     """Opening tables; None in a public scenario."""
     expected: Expected | None = None
     """The right ending; None in a public scenario."""
+    checklist: Checklist | None = None
+    """Weighted questions about each turn; what a reward is made of where no environment can be run."""
+    reference: tuple[dict[str, Any], ...] = ()
+    """The recorded conversation that the scenario comes from, as OpenAI messages; no policy is shown it."""
+
+    @model_validator(mode="after")
+    def _turn_by_turn(self) -> Scenario:
+        if self.checklist is not None and self.checklist.turns != 1 + len(self.turns):
+            said = f"the checklist speaks of {self.checklist.turns} turns, the user of {1 + len(self.turns)}"
+            raise ValueError(said)
+        return self
 
     def public(self) -> Scenario:
         """The scenario without its opening state and its right ending."""

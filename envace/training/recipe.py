@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from envace.errors import ConfigError
 from envace.models.http import HttpSettings
 from envace.rewards import WEIGHTS
+from envace.rewards.judge import JudgeSection
 from envace.rollout import Limits
 from envace.rollout.groups import Layout, Setting
 from envace.training.advantages import AdvantageKind, AdvantageSettings
@@ -194,6 +195,8 @@ class Recipe(Section):
     eval: EvalSection = Field(default_factory=EvalSection)
     endpoint: HttpSettings = Field(default_factory=HttpSettings)
     """How an endpoint is asked, where the model is one."""
+    judge: JudgeSection | None = None
+    """Who decides what no program can, where scenarios bring checklists."""
     checkpoint_every: int = Field(5, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
     trajectories_every: int = Field(10, ge=1)

@@ -1,0 +1,43 @@
+"""Opening the judge that a recipe names."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from envace.jobs.endpoints import is_endpoint, open_endpoint
+from envace.jobs.models import load
+from envace.models.local import LocalPolicy
+from envace.prompts import Prompts
+from envace.rewards.judge import Judge, JudgeSection
+
+
+@asynccontextmanager
+async def open_judge(
+    section: JudgeSection, *, prompts: Prompts | None = None, cache: Path | None = None
+) -> AsyncIterator[Judge]:
+    """A judge on an endpoint, or on a model loaded here.
+
+    Args:
+        section: Which, and how it is asked.
+        prompts: The words; None for the bundled ones.
+        cache: A file of verdicts to read and add to, e.g. in the run folder.
+
+    Raises:
+        ConfigError: The address cannot be read.
+        ModelError: The model cannot be loaded.
+        RunError: The cache is damaged.
+    """
+    async with AsyncExitStack() as stack:
+        if not is_endpoint(section.model):
+            loaded = load(section.model)
+            loaded.model.eval()
+            yield Judge(LocalPolicy(loaded.model, loaded.format), section, prompts=prompts, cache=cache)
+            return
+        plain = await stack.enter_async_context(open_endpoint(section.model, settings=section.http(structured=False)))
+        if not section.structured:
+            yield Judge(plain, section, prompts=prompts, cache=cache)
+            return
+        asked = await stack.enter_async_context(open_endpoint(section.model, settings=section.http(structured=True)))
+        yield Judge(asked, section, plain=plain, prompts=prompts, cache=cache)
