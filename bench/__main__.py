@@ -3,7 +3,7 @@
 rollout  sampled tokens/s of our rollout loop against `generate` with re-prefill each turn, same model, same prompts
 update   trained tokens/s of one row a trajectory against one row an output, same trajectories
 llm      sampled tokens/s of the local policy against `generate` on SmolLM2-135M, minutes
-judge    calls of the judge, one a turn against one a (step, item), on recorded conversations (a data file, else one row)
+judge    calls of the judge, one a turn against one a (step, item), on recorded conversations
 study    equal-length arms over seeds: real success, feasible share (the README's table)
 """
 
