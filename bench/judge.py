@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +19,13 @@ from envace.rewards.checklists import checklist_reward
 from envace.rewards.judge import Judge, JudgeSection, checklist_verdicts
 from envace.scenarios import opening
 from envace.scenarios.datasets import Dataset, load_dataset
-from tests.support.loopback import Asked, Loopback, Reply
 
-SAMPLE = Path(__file__).parents[1] / "tests" / "data" / "cm2_row.json"
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path.insert(0, str(TESTS))  # the server is that of the tests, which are no package
+
+from support.loopback import Asked, Loopback, Reply  # noqa: E402
+
+SAMPLE = TESTS / "data" / "cm2_row.json"
 
 
 class Counting:

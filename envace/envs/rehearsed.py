@@ -95,7 +95,7 @@ class RehearsedEnvironment:
 
     async def respond(self, call: ToolCall, transcript: Transcript) -> Exchange | None:
         """Hand over the group's response to a known look-up, or sample one."""
-        lookup = call.name in self.spec.lookups
+        lookup = self.spec.reads(call.name)
         if lookup and self._share:
             exchange = await self._shared(call, transcript)
         else:

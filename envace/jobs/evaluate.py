@@ -6,24 +6,28 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from envace.benchmarks import evaluate_policy, summarise
+from envace.benchmarks import evaluate_policy, summarise, summarise_judged
 from envace.benchmarks.real import Attempt
-from envace.errors import RunError
+from envace.errors import ConfigError, RunError
 from envace.fidelity import fidelity_scores, measure, record_probes, replay
 from envace.jobs.display import Display, Silent
 from envace.jobs.endpoints import is_endpoint, open_endpoint
+from envace.jobs.judges import judge_of
 from envace.jobs.models import load
 from envace.jobs.worlds import World, open_world
 from envace.models.formats import TOOL, Format
 from envace.models.http import HttpPolicy
 from envace.models.local import LocalPolicy
 from envace.models.policy import Policy, ScriptedPolicy
+from envace.prompts import load_prompts
+from envace.rewards.judge import Judge
 from envace.rollout.groups import Collector
 from envace.runs import RunFolder
 from envace.scenarios import Scenario
@@ -31,7 +35,7 @@ from envace.training.checkpoints import Loaded
 from envace.training.demonstrations import demonstrate
 from envace.training.grpo import MIN_SCORED_SHARE
 from envace.training.recipe import Recipe
-from envace.types import Author, Message, Role, ToolCall, is_error
+from envace.types import Author, Message, Role, ToolCall, Trajectory, is_error
 
 BATCH = 128
 """Scenarios tried at once."""
@@ -66,8 +70,8 @@ def evaluate(
     folder = RunFolder.open(out) if out is not None else _own_folder(name)
 
     async def job() -> dict[str, Any]:
-        async with open_world(recipe) as world, endpoint or nullcontext():
-            result = await full_evaluation(recipe, world, source, display=display or Silent())
+        async with open_world(recipe) as world, endpoint or nullcontext(), judge_of(recipe) as judge:
+            result = await full_evaluation(recipe, world, source, judge=judge, display=display or Silent())
             return {**result, "endpoint": endpoint.counters.to_json()} if endpoint else result
 
     result = asyncio.run(job())
@@ -82,10 +86,17 @@ def _own_folder(name: str) -> RunFolder | None:
     return RunFolder.open(path) if (path / "metrics.jsonl").exists() and (path / "config.json").exists() else None
 
 
-async def full_evaluation(recipe: Recipe, world: World, source: Source, *, display: Display) -> dict[str, Any]:
-    """Held-out success, the unseen domain, and fidelity on the fixed probe."""
+async def full_evaluation(
+    recipe: Recipe, world: World, source: Source, *, judge: Judge | None = None, display: Display
+) -> dict[str, Any]:
+    """Held-out success, the unseen domain, and fidelity on the fixed probe.
+
+    Where nothing can be executed, held-out scenarios are rehearsed and judged by their checklists.
+    """
     torch.set_num_threads(recipe.threads)
     heldout = await world.scenarios("heldout", recipe.data.heldout)
+    if not world.executable:
+        return await judged_evaluation(recipe, world, source, heldout, judge=judge, display=display)
     unseen = await world.scenarios("unseen", recipe.data.unseen)
     summary = summarise(await try_scenarios(recipe, world, source, heldout, display=display))
     if unseen:
@@ -131,6 +142,42 @@ async def try_scenarios(
     display.finish(task)
     _check_decided(attempts)
     return attempts
+
+
+async def judged_evaluation(
+    recipe: Recipe,
+    world: World,
+    source: Source,
+    scenarios: Sequence[Scenario],
+    *,
+    judge: Judge | None,
+    display: Display,
+) -> dict[str, Any]:
+    """Rehearse each scenario once, judged by its checklist.
+
+    Raises:
+        ConfigError: A reference is to be evaluated, which rehearses nothing.
+        RunError: Most rehearsals could not be judged.
+    """
+    if isinstance(source, str):
+        raise ConfigError(f"--model {source} replays a real environment, and {recipe.world} has none.")
+    setting = replace(recipe.setting(), answers="rehearsed", reward="judged", temperature=recipe.eval.temperature)
+    prompts = load_prompts(recipe.prompts)
+    display.start("evaluation", len(scenarios))
+    made: list[Trajectory] = []
+    for start in range(0, len(scenarios), BATCH):
+        batch = scenarios[start : start + BATCH]
+        collector = Collector(
+            _policy(source, batch[0]), world.worker, world.specs, setting, prompts=prompts, judge=judge
+        )
+        groups = await collector.groups(batch, size=1, seed=(recipe.seed, 8_000_000 + start))
+        made += [trajectory for group in groups for trajectory in group.trajectories]
+        display.advance("evaluation", len(made))
+    display.finish("evaluation")
+    lost = [trajectory.error for trajectory in made if trajectory.reward is None]
+    if len(lost) > (1 - MIN_SCORED_SHARE) * len(made):
+        raise RunError(f"{len(lost)} of {len(made)} rehearsals could not be judged; the first failure: {lost[0]}")
+    return summarise_judged(made)
 
 
 def _so_far(attempts: Sequence[Attempt]) -> str:

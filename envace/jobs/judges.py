@@ -9,8 +9,9 @@ from pathlib import Path
 from envace.jobs.endpoints import is_endpoint, open_endpoint
 from envace.jobs.models import load
 from envace.models.local import LocalPolicy
-from envace.prompts import Prompts
+from envace.prompts import Prompts, load_prompts
 from envace.rewards.judge import Judge, JudgeSection
+from envace.training.recipe import Recipe
 
 
 @asynccontextmanager
@@ -41,3 +42,13 @@ async def open_judge(
             return
         asked = await stack.enter_async_context(open_endpoint(section.model, settings=section.http(structured=True)))
         yield Judge(asked, section, plain=plain, prompts=prompts, cache=cache)
+
+
+@asynccontextmanager
+async def judge_of(recipe: Recipe, *, cache: Path | None = None) -> AsyncIterator[Judge | None]:
+    """The judge that a recipe names, where its reward asks one; else None."""
+    if recipe.judge is None or recipe.reward != "judged":
+        yield None
+        return
+    async with open_judge(recipe.judge, prompts=load_prompts(recipe.prompts), cache=cache) as judge:
+        yield judge

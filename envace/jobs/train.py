@@ -15,13 +15,15 @@ from envace.benchmarks import summarise
 from envace.errors import ConfigError, RunError
 from envace.jobs.display import Display, Silent
 from envace.jobs.endpoints import is_endpoint
-from envace.jobs.evaluate import rehearsals, try_scenarios
+from envace.jobs.evaluate import judged_evaluation, rehearsals, try_scenarios
+from envace.jobs.judges import judge_of
 from envace.jobs.models import MODEL_FOLDER, load, resolve
 from envace.jobs.worlds import World, open_world
 from envace.models.http import HttpPolicy
 from envace.models.local import LocalPolicy
 from envace.models.policy import Policy
 from envace.models.wire import parse_address
+from envace.rewards.judge import Judge
 from envace.runs import RunFolder
 from envace.runs.folder import data_hash
 from envace.scenarios import Scenario
@@ -32,6 +34,10 @@ from envace.training.recipe import Recipe
 
 SHOWN_REHEARSALS = 8
 """Held-out scenarios rehearsed after training, for the report."""
+
+
+VERDICTS = "judge.jsonl"
+"""Where a run keeps what the judge decided; an identical question is not asked again."""
 
 
 def train(
@@ -55,11 +61,15 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
     started = time.perf_counter()
     _check_precision(recipe)
     loaded = load(recipe.model, recipe)
-    async with open_world(recipe) as world, open_world(recipe) as judge:
-        _check_oracle(recipe, world)
+    async with (
+        open_world(recipe) as world,
+        open_world(recipe) as real,
+        judge_of(recipe, cache=out / VERDICTS) as judge,
+    ):
+        _check_reward(recipe, world)
         # The folder comes last: a mistake in the recipe leaves nothing behind.
         folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume, inputs=_inputs(recipe, world))
-        trainer = await _trainer(recipe, folder, loaded, world, judge, display)
+        trainer = await _trainer(recipe, folder, loaded, world, real, judge, display)
         done = trainer.resume()
         if done >= recipe.updates and (folder.path / MODEL_FOLDER).exists():
             raise RunError(f"{out} is finished: all {recipe.updates} updates are done. Ask for more in another run.")
@@ -75,8 +85,9 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
         save_model(folder.path / MODEL_FOLDER, loaded)
         if trainer.second is not None:
             save_model(folder.path / SECOND, trainer.second)
-        shown = await judge.scenarios("heldout", SHOWN_REHEARSALS)
-        folder.log_trajectories(await rehearsals(recipe, judge, loaded, shown, update=recipe.updates))
+        if real.executable:
+            shown = await real.scenarios("heldout", SHOWN_REHEARSALS)
+            folder.log_trajectories(await rehearsals(recipe, real, loaded, shown, update=recipe.updates))
     return train_summary(recipe, folder, time.perf_counter() - started)
 
 
@@ -91,7 +102,7 @@ def _check_precision(recipe: Recipe) -> None:
 
 def _inputs(recipe: Recipe, world: World) -> dict[str, str]:
     """Hashes of what the recipe names by a path."""
-    scenarios = [s.model_dump_json() for package in world.packages or () for s in package.scenarios]
+    scenarios = [scenario.model_dump_json() for source in world.given or () for scenario in source]
     return {
         "environments": data_hash([spec.code for spec in world.specs.values()]),
         "scenarios": data_hash(scenarios),
@@ -106,36 +117,68 @@ def _model_hash(model: Path | str) -> str:
     return data_hash([file_hash(file) for file in sorted(model.glob("*.safetensors"))])
 
 
-def _check_oracle(recipe: Recipe, world: World) -> None:
-    """Rehearsed arms are rewarded by what the oracle program would have done, and `sft` imitates it."""
+def _check_reward(recipe: Recipe, world: World) -> None:
+    """What the arm needs of the world is there.
+
+    Raises:
+        ConfigError: An oracle is missing, or code to execute, a checklist, or a judge for its items.
+    """
+    if recipe.facts.answers == "executable" and not world.executable:
+        raise ConfigError(f"arm {recipe.arm} executes calls, and {recipe.world} has tools but no code. Try arm=envace.")
+    if recipe.facts.answers == "rehearsed" and recipe.reward == "judged":
+        _check_checklists(recipe, world)
+        return
     lacking = [name for name, spec in world.specs.items() if not spec.has_oracle]
     if not lacking or recipe.facts.answers == "executable":
         return
-    needs = "imitates the oracle" if recipe.arm == "sft" else f"with reward {recipe.reward} needs an oracle"
+    if recipe.arm == "sft":
+        if world.executable:
+            raise ConfigError(f"arm sft imitates the oracle, and environment {lacking[0]!r} defines no `solve`.")
+        return
+    hint = "Write one, or train with arm=grpo-real." if world.executable else "Set reward=judged."
     raise ConfigError(
-        f"arm {recipe.arm} {needs}, and environment {lacking[0]!r} defines no `solve`. Write one, or train with "
-        "arm=grpo-real."
+        f"arm {recipe.arm} with reward {recipe.reward} needs an oracle, and environment {lacking[0]!r} defines no "
+        f"`solve`. {hint}"
     )
 
 
+def _check_checklists(recipe: Recipe, world: World) -> None:
+    scenarios = [scenario for source in world.given or () for scenario in source]
+    without = next((scenario.id for scenario in scenarios if scenario.checklist is None), None)
+    if not scenarios or without is not None:
+        named = f"scenario {without!r}" if without is not None else f"world {recipe.world}"
+        raise ConfigError(f"reward=judged needs a checklist, and {named} has none.")
+    if recipe.judge is None and any(s.checklist is not None and s.checklist.judged for s in scenarios):
+        raise ConfigError("reward=judged: some items need a judge, and there is none. Set judge.model=URL#NAME.")
+
+
 async def _trainer(
-    recipe: Recipe, folder: RunFolder, loaded: Loaded, world: World, judge: World, display: Display
+    recipe: Recipe,
+    folder: RunFolder,
+    loaded: Loaded,
+    world: World,
+    real: World,
+    judge: Judge | None,
+    display: Display,
 ) -> Trainer:
-    # Drawing scenarios runs the oracle on their states. The judge's worker does it, so that the one that training
-    # talks to has never held a state.
+    # Drawing scenarios runs the oracle on their states. Another worker does it, so that the one that training talks to
+    # has never held a state.
     purpose = "sft" if recipe.arm == "sft" else "train"
-    scenarios = await judge.scenarios(purpose, recipe.data.train)
+    scenarios = await real.scenarios(purpose, recipe.data.train)
     if not recipe.executes:
         scenarios = [scenario.public() for scenario in scenarios]
-    tuning = await judge.scenarios("tuning", recipe.eval.scenarios)
+    tuning = await real.scenarios("tuning", recipe.eval.scenarios)
 
     async def evaluate(model: Loaded, update: int) -> dict[str, Any]:
-        return summarise(await try_scenarios(recipe, judge, model, tuning, display=Silent()))
+        if not real.executable:
+            return await judged_evaluation(recipe, real, model, tuning, judge=judge, display=Silent())
+        return summarise(await try_scenarios(recipe, real, model, tuning, display=Silent()))
 
     def progress(record: dict[str, Any]) -> None:
         if record["kind"] == "eval":
             share = "undecided" if record["success"] is None else f"{record['success']:.3f}"
-            display.say(f"update {record['update']}: real success {share} of {record['n']} held-out scenarios")
+            what = "real success" if real.executable else f"reward {record['reward']:.3f}, full marks"
+            display.say(f"update {record['update']}: {what} {share} of {record['n']} held-out scenarios")
         else:
             display.advance("training", record["update"], _note(record))
 
@@ -147,6 +190,7 @@ async def _trainer(
         scenarios=scenarios,
         worker=world.worker,
         evaluate=evaluate,
+        judge=judge,
         second=_second(recipe),
         simulator=_simulator(recipe, loaded),
         teach=_teacher(recipe, world, loaded) if recipe.arm == "sft" else None,

@@ -1,4 +1,8 @@
-"""Opening a recipe's world: environments by name, and scenarios by purpose."""
+"""Opening a recipe's world: environments by name, and scenarios by purpose.
+
+A world is the starter world, packages of environments, or data sets, whose rows bring tools and a checklist but nothing
+that could be executed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from pathlib import Path
 
 from envace.errors import ConfigError, DataError
 from envace.sandbox import Worker
-from envace.scenarios import EnvironmentSpec, Package, Scenario, load_package
+from envace.scenarios import EnvironmentSpec, Scenario, load_package
+from envace.scenarios.datasets import is_dataset, load_dataset
 from envace.starter.scenarios import starter_scenarios, starter_specs
 from envace.starter.world import TRAINED, UNSEEN
 from envace.training.demonstrations import conversation, demonstrate, expected_of
@@ -25,22 +30,29 @@ class World:
     """Environments and where their scenarios come from."""
 
     specs: Mapping[str, EnvironmentSpec]
-    packages: Sequence[Package] | None
-    """None for the starter world, which draws its scenarios."""
+    given: Sequence[Sequence[Scenario]] | None
+    """The scenarios of each package or data set; None for the starter world, which draws its own."""
     recipe: Recipe
     worker: Worker
+    dropped: int = 0
+    """Rows of data sets that cannot be used."""
+
+    @property
+    def executable(self) -> bool:
+        """Whether every environment has code to run."""
+        return all(spec.code for spec in self.specs.values())
 
     async def scenarios(self, purpose: str, count: int) -> list[Scenario]:
         """Scenarios for `train`, `sft`, `heldout`, `tuning` (evaluation during training) or `unseen`."""
-        if self.packages is None:
+        if self.given is None:
             return await self._drawn(purpose, count)
         if purpose == "unseen":
             return []
         wanted = "train" if purpose in ("train", "sft") else "heldout"
-        chosen = [s for package in self.packages for s in _split(package.scenarios, wanted)]
+        chosen = [scenario for scenarios in self.given for scenario in _split(scenarios, wanted)]
         if not chosen:
             raise DataError(f"The world {self.recipe.world} has no {wanted} scenario.")
-        return await complete(self.worker, self.specs, chosen[:count])
+        return await complete(self.worker, self.specs, chosen[:count]) if self.executable else chosen[:count]
 
     async def _drawn(self, purpose: str, count: int) -> list[Scenario]:
         domains: tuple[str, ...] = UNSEEN if purpose == "unseen" else TRAINED
@@ -59,10 +71,9 @@ async def open_world(recipe: Recipe) -> AsyncIterator[World]:
         ConfigError: The world is neither `starter` nor a package folder.
         DataError: A package cannot be loaded.
     """
-    packages = _packages(recipe)
-    specs = starter_specs() if packages is None else {package.spec.id: package.spec for package in packages}
-    async with Worker([spec.definition() for spec in specs.values()]) as worker:
-        world = World(specs=specs, packages=packages, recipe=recipe, worker=worker)
+    specs, given, dropped = _sources(recipe)
+    async with Worker([spec.definition() for spec in specs.values() if spec.code]) as worker:
+        world = World(specs=specs, given=given, recipe=recipe, worker=worker, dropped=dropped)
         yield await _with_examples(world) if recipe.shots else world
 
 
@@ -86,21 +97,47 @@ async def _with_examples(world: World) -> World:
     return replace(world, specs=specs)
 
 
-def _packages(recipe: Recipe) -> list[Package] | None:
+def _sources(recipe: Recipe) -> tuple[dict[str, EnvironmentSpec], list[Sequence[Scenario]] | None, int]:
+    """Environments, their scenarios by source (None: drawn), and how many rows cannot be used."""
     names = [recipe.world] if isinstance(recipe.world, str) else recipe.world
     if names == [STARTER]:
-        return None
+        return starter_specs(), None, 0
     if not names or STARTER in names:
-        raise ConfigError(f"world is {recipe.world!r}: name `starter`, or one or more package folders.")
-    packages = [load_package(Path(name)) for name in names]
-    twice = {p.spec.id for p in packages if sum(q.spec.id == p.spec.id for q in packages) > 1}
-    if twice:
-        raise ConfigError(f"world names two packages {sorted(twice)[0]!r}; the folder's name is the id, so rename one.")
-    return packages
+        raise ConfigError(f"world is {recipe.world!r}: name `starter`, or one or more package folders or data files.")
+    specs: dict[str, EnvironmentSpec] = {}
+    given: list[Sequence[Scenario]] = []
+    dropped = 0
+    for name in names:
+        found, scenarios, lost = _source(name, require_checklist=recipe.arm != "sft")
+        twice = sorted(set(found) & set(specs))
+        if twice:
+            raise ConfigError(f"world names two environments {twice[0]!r}: a folder's name is its id, so rename one.")
+        specs |= found
+        given.append(scenarios)
+        dropped += lost
+    return specs, given, dropped
+
+
+def _source(name: str, *, require_checklist: bool) -> tuple[dict[str, EnvironmentSpec], Sequence[Scenario], int]:
+    """A package folder, or a data set.
+
+    Raises:
+        DataError: Neither can be loaded, or no row of the data set can be used.
+    """
+    if not is_dataset(name):
+        package = load_package(Path(name))
+        return {package.spec.id: package.spec}, package.scenarios, 0
+    dataset = load_dataset(name, require_checklist=require_checklist)
+    if not dataset.scenarios:
+        first = f"; the first: {dataset.dropped[0].detail}" if dataset.dropped else ""
+        raise DataError(f"No row of {name} can be used{first}. See: envace data check {name}")
+    return dataset.specs, dataset.scenarios, len(dataset.dropped)
 
 
 def _split(scenarios: Sequence[Scenario], wanted: str) -> list[Scenario]:
-    """Scenarios of a split; where the file marks none, the last fifth is held out."""
+    """Scenarios of a split; where the file marks none, the last fifth is held out. A single one is both."""
+    if len(scenarios) == 1:
+        return list(scenarios)
     if any(scenario.split is not None for scenario in scenarios):
         return [scenario for scenario in scenarios if (scenario.split or "train") == wanted]
     border = len(scenarios) - max(1, len(scenarios) // 5)

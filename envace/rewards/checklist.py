@@ -29,10 +29,13 @@ class SchemaObserver:
         self._validators = {name: Draft202012Validator(table["record"]) for name, table in spec.tables.items()}
 
     async def observe(self, name: str, arguments: dict[str, Any], response: Any) -> dict[str, Any]:
-        """CONSISTENT for an error or a well-formed record; responses of changing tools cannot be judged."""
-        if is_error(response):
-            return {"consistency": Consistency.CONSISTENT.value, "new": True}
+        """CONSISTENT for an error, a well-formed record, or what is read where no table is known.
+
+        Responses of changing tools cannot be judged.
+        """
         table = self._spec.lookups.get(name)
+        if is_error(response) or (table is None and self._spec.reads(name)):
+            return {"consistency": Consistency.CONSISTENT.value, "new": True}
         if table is None:
             return {"consistency": Consistency.UNDETERMINED.value, "new": False}
         rows = response if isinstance(response, list) else [response]

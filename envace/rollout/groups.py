@@ -32,12 +32,14 @@ from envace.rewards import (
     task_parts,
     trusting_parts,
 )
+from envace.rewards.judge import Judge
+from envace.rollout.grading import Grading
 from envace.rollout.loop import Limits, rollout
 from envace.sandbox import Session, Worker
 from envace.scenarios import EnvironmentSpec, Scenario, opening
 from envace.types import Group, StopReason, Trajectory
 
-RewardName = Literal["contract", "checklist", "trusting", "real"]
+RewardName = Literal["contract", "checklist", "trusting", "real", "judged"]
 Layout = Literal["shared", "prompted"]
 
 
@@ -53,6 +55,10 @@ class Setting:
     anchors: bool = True
     """Whether look-up values are anchored by a KL instead of getting a policy gradient (as published)."""
     reward: RewardName = "contract"
+    gate: bool = True
+    """With reward `judged`: whether the user speaks again only after a turn that passed what its checklist requires."""
+    grounded: bool = False
+    """In layout `prompted`: whether the rehearser is shown the scenario's recorded calls with their results."""
     weights: Mapping[str, float] = field(default_factory=lambda: dict(WEIGHTS))
     limits: Limits = field(default_factory=Limits)
     temperature: float = 1.0
@@ -71,6 +77,7 @@ class Collector:
         *,
         rehearser: Policy | None = None,
         prompts: Prompts | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """Make one.
 
@@ -81,10 +88,12 @@ class Collector:
             setting: Who answers, and what is rewarded.
             rehearser: Plays the environment in place of the policy; in layout `shared` it must be of the same format.
             prompts: Of layout `prompted`.
+            judge: Decides the items of checklists that no program can.
         """
         self.policy = policy if rehearser is None else RolePolicies(policy, rehearser)
         self._rehearser = rehearser or policy
         self._prompts = prompts or load_prompts()
+        self._judge = judge
         self.worker, self.specs, self.setting = worker, specs, setting
         self.shared_tokens = 0
         """Look-up tokens handed over within groups so far."""
@@ -132,6 +141,7 @@ class Collector:
         except SandboxError as error:
             return _failed(scenario, error, group=group, index=index)
         environment = self._environment(spec, scenario, world, session)
+        grading = Grading(scenario, spec, self._judge) if setting.reward == "judged" else None
         trajectory = await rollout(
             self.policy,
             environment,
@@ -139,12 +149,15 @@ class Collector:
             transcript,
             limits=setting.limits,
             temperature=setting.temperature,
-            user=self._user(scenario),
+            user=self._user(scenario, grading),
             group=group,
             index=index,
         )
         try:
-            if trajectory.stop is not StopReason.INFRASTRUCTURE:
+            if grading is not None and trajectory.stop is not StopReason.INFRASTRUCTURE:
+                # Nobody waits for it: the transcript has ended, so the others sample on.
+                await grading.grade(trajectory)
+            elif trajectory.stop is not StopReason.INFRASTRUCTURE:
                 await self._grade(scenario, spec, trajectory, environment, session)
         except SandboxError as error:
             trajectory.stop, trajectory.error = StopReason.INFRASTRUCTURE, f"{type(error).__name__}: {error}"
@@ -175,14 +188,14 @@ class Collector:
         return RehearsedEnvironment(
             spec,
             policy=self.policy,
-            voice=self._voice(spec),
+            voice=self._voice(spec, scenario),
             observer=session or SchemaObserver(spec),
             world=world,
             share=setting.share_world,
             anchors=setting.anchors,
         )
 
-    def _voice(self, spec: EnvironmentSpec) -> Voice:
+    def _voice(self, spec: EnvironmentSpec, scenario: Scenario) -> Voice:
         limits, temperature = self.setting.limits, self.setting.rehearse_temperature
         sampling: dict[str, Any] = {
             "temperature": temperature,

@@ -182,3 +182,28 @@ def _written(message: Message) -> dict[str, Any]:
     if message.author is Author.TOOL:
         made |= {key: value for key, value in (("tool_call_id", message.call_id), ("name", message.name)) if value}
     return made
+
+
+def recorded_calls(reference: Iterable[Any]) -> list[dict[str, Any]]:
+    """Calls of a recorded conversation with their responses: `name`, `arguments`, `response` (parsed where it is JSON).
+
+    Calls that got no response are left out.
+    """
+    made: list[dict[str, Any]] = []
+    waiting: list[ToolCall] = []
+    for message in read_messages(reference):
+        if message.author is Author.ASSISTANT:
+            waiting = list(message.calls)
+        elif message.author is Author.TOOL and waiting:
+            named = [call for call in waiting if call.id and call.id == message.call_id]
+            call = named[0] if named else waiting[0]
+            waiting.remove(call)
+            made.append({"name": call.name, "arguments": call.arguments, "response": _parsed(message.content)})
+    return made
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -7,6 +7,7 @@ Three forms of rows are recognised: CM2's published one (`messages`, `tools`, `c
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -97,8 +98,19 @@ class _Drop(Exception):
         self.reason = reason
 
 
+READING = re.compile(
+    r"^(get|list|search|find|fetch|read|show|look_?up|query|check|count|describe|view|retrieve)(?![a-z])", re.IGNORECASE
+)
+"""How names of tools that only look up begin."""
+
+
 def tools_only(id: str, tools: Sequence[ToolSpec]) -> EnvironmentSpec:
-    """An environment of which nothing is known but its tools; nothing can be executed in it."""
+    """An environment of which nothing is known but its tools; nothing can be executed in it.
+
+    A tool whose name begins like one that reads (`get_order`) is taken to read: within a group its responses are then
+    shared, and anchored. A wrong guess costs variety, never a reward.
+    """
+    tools = [replace(tool, effect="query") if READING.match(tool.name) else tool for tool in tools]
     return EnvironmentSpec(
         id=id,
         entry="",
@@ -306,6 +318,11 @@ class _Unreadable:
     """Stands for a line that is no JSON."""
 
     detail: str
+
+
+def is_dataset(name: str) -> bool:
+    """Whether a name is that of a data set: a data file, there or not, or one on the hub."""
+    return name.startswith(HUB) or Path(name).suffix in SUFFIXES
 
 
 def read_rows(source: str | Path) -> Iterator[Any]:

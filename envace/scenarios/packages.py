@@ -63,6 +63,11 @@ class EnvironmentSpec:
             "tools": [tool.name for tool in self.tools],
         }
 
+    def reads(self, name: str) -> bool:
+        """Whether a tool only looks up; of an unknown one nothing is presumed."""
+        tool = self.tool(name)
+        return tool is not None and tool.effect == "query"
+
     def tool(self, name: str) -> ToolSpec | None:
         """The tool of that name, if there is one."""
         return next((tool for tool in self.tools if tool.name == name), None)

@@ -16,6 +16,7 @@ from envace.errors import TrainingError
 from envace.models.local import LocalPolicy
 from envace.models.policy import Policy
 from envace.prompts import load_prompts
+from envace.rewards.judge import Judge
 from envace.rollout.groups import Collector
 from envace.runs import RunFolder
 from envace.sandbox import Worker
@@ -25,7 +26,7 @@ from envace.training.batches import training_rows
 from envace.training.checkpoints import Loaded, latest, prune, save_checkpoint, set_aside
 from envace.training.demonstrations import SupervisedRow
 from envace.training.learner import Learner
-from envace.training.metrics import group_metrics, has_spread, renumbered
+from envace.training.metrics import group_metrics, has_spread, judge_metrics, renumbered
 from envace.training.recipe import Recipe
 from envace.types import Group
 
@@ -81,6 +82,8 @@ class Trainer:
     """The rehearsing policy of arm `per-role`."""
     simulator: Policy | None = None
     """Whoever plays the environment in arm `grpo-simulator`."""
+    judge: Judge | None = None
+    """Decides what no program can, with reward `judged`."""
     teach: Teach | None = None
     """Gives recorded conversations, in arm `sft`."""
     progress: Callable[[dict[str, Any]], None] = lambda record: None
@@ -134,6 +137,7 @@ class Trainer:
     async def _update(self, number: int) -> dict[str, Any]:
         """One update: sample, reward, step. Returns its record."""
         started, calls_before = time.perf_counter(), self.worker.real_calls
+        asked_before = judge_metrics(self.judge)
         collected = await self._collect(number)
         groups, sampled = collected.groups, time.perf_counter()
         self._check_scored(groups)
@@ -149,6 +153,7 @@ class Trainer:
             "update": number,
             **group_metrics(groups),
             **losses,
+            **{name: value - asked_before[name] for name, value in judge_metrics(self.judge).items()},
             "resampled": collected.resampled,
             "sampled_tokens": collected.sampled_tokens,
             "shared_tokens": collected.shared_tokens,
@@ -166,7 +171,13 @@ class Trainer:
         policy = self.learner.policy()
         rehearser = self.simulator if self.rehearser is None else self.rehearser.policy()
         collector = Collector(
-            policy, self.worker, self.specs, recipe.setting(), rehearser=rehearser, prompts=self.prompts
+            policy,
+            self.worker,
+            self.specs,
+            recipe.setting(),
+            rehearser=rehearser,
+            prompts=self.prompts,
+            judge=self.judge,
         )
         kept: list[Group] = []
         resampled, before = 0, _sampled(policy, rehearser)

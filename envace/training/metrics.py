@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from envace.rewards.judge import Judge
 from envace.training.advantages import FLAT
 from envace.types import Consistency, Group, Learn, Role, StopReason, Trajectory
 
@@ -44,6 +45,19 @@ def renumbered(groups: Sequence[Group]) -> list[Group]:
         for trajectory in group.trajectories:
             trajectory.group = number
     return list(groups)
+
+
+JUDGE = ("calls", "retries", "decided", "cached", "unavailable", "prompt_tokens", "sampled_tokens", "cost")
+"""What of a judge's counters is logged."""
+
+
+def judge_metrics(judge: Judge | None) -> dict[str, float]:
+    """What a judge was asked so far; empty where there is none."""
+    if judge is None:
+        return {}
+    counters = judge.counters
+    counted = {f"judge/{name}": float(getattr(counters, name)) for name in JUDGE}
+    return {**counted, "judge/failures": float(counters.failures.total())}
 
 
 def _mean_parts(scored: Sequence[Trajectory]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from envace.rollout.groups import Layout, Setting
 from envace.training.advantages import AdvantageKind, AdvantageSettings
 from envace.training.arms import ARMS, Arm, ArmFacts
 
-RewardChoice = Literal["contract", "checklist", "trusting"]
+RewardChoice = Literal["contract", "checklist", "trusting", "judged"]
 
 
 class Section(BaseModel):
@@ -153,7 +153,7 @@ class Recipe(Section):
     seed: int = Field(0, ge=0)
     """Seed of sampling, data order and initialisation."""
     world: str | list[str] = "starter"
-    """`starter`, or one or more folders of environment packages."""
+    """`starter`, or one or more folders of environment packages and data sets (files, or `hub:owner/name`)."""
     model: str = "starter"
     """`starter` (the shipped warm-up), `new` (a fresh starter model, for sft), or a model folder."""
     arm: Arm = "envace"
@@ -166,6 +166,8 @@ class Recipe(Section):
     learning_rate: float = Field(2e-4, gt=0)
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of both roles in training."""
+    gate: bool = True
+    """With reward `judged`: whether the user speaks again only after a turn that passed what its checklist requires."""
     layout: Layout = "shared"
     """What the rehearser sees: `shared`, the actor's own transcript, which it continues; `prompted` (the paper's), a
     prompt of its own with instruction, tools, history and the call."""
@@ -268,6 +270,8 @@ class Recipe(Section):
         return Setting(
             answers="executable" if self.executes else "rehearsed",
             layout=self.layout,
+            gate=self.gate,
+            grounded=self.grounding == "reference",
             share_world=self.share_world,
             anchors=self.facts.anchors,
             reward="real" if self.executes else self.reward,

@@ -12,6 +12,7 @@ import pytest
 
 from envace.fidelity import fidelity_scores
 from envace.jobs.audit import audit
+from envace.jobs.data import check_data, convert_data
 from envace.jobs.demo import demo
 from envace.report.plots import PANELS
 from envace.rewards import WEIGHTS
@@ -87,6 +88,17 @@ def test_outputs_of_the_other_verbs_are_defined() -> None:
         returned = re.findall(r'^        "(\w+)":', source, re.MULTILINE)
         assert len(returned) > 4
         assert set(returned) - documented() == set()
+
+
+def test_outputs_of_data_are_defined(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text("7\n", encoding="utf-8")
+    row = ROOT / "tests" / "data" / "cm2_row.json"
+    checked = [check_data(row, model="starter", max_prompt=9), check_data(tmp_path / "bad.jsonl")]
+    written = [*checked, convert_data(row, tmp_path / "rows.jsonl")]
+    assert checked[1].pop("dropped") == {"unreadable": 1}
+    names = set(keys(written)) - documented()
+    section = PAGE.split("### envace data")[1].split("\n`eval`")[0]
+    assert [name for name in names if f"`{name}`" not in section] == []
 
 
 def test_every_plotted_metric_is_defined() -> None:

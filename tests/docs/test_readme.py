@@ -21,7 +21,12 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TOP = ("envace/", "tests/", "docs/", "bench/", "examples/", ".ci/")
-VERBS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+_COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+VERBS = {
+    f"{name} {inner}".strip(): command
+    for name, group in _COMMANDS.items()
+    for inner, command in getattr(group, "commands", {"": group}).items()
+}
 
 
 def pages() -> pytest.MarkDecorator:
@@ -38,8 +43,9 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
     """Verbs and arguments of the command lines in code blocks and code spans."""
     lines = re.findall(r"^ {4}(envace .*)$", text, re.MULTILINE) + re.findall(r"`(envace [^`]*)`", text)
     for line in lines:
-        verb, *rest = line.split("#")[0].split()[1:] or [""]
-        yield verb, rest
+        words = line.split("#")[0].split()[1:]
+        size = 2 if " ".join(words[:2]) in VERBS else 1
+        yield " ".join(words[:size]), words[size:]
 
 
 @pages()
@@ -78,7 +84,7 @@ def test_every_verb_and_option_exists(page: Path) -> None:
 
 
 def test_the_table_of_verbs_has_all_verbs_with_all_options() -> None:
-    rows = re.findall(r"^\| `envace (\w+)[^`]*` \|[^|]*\|(.*)\|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| `envace ([a-z]+(?: [a-z]+)?)[^`]*` \|[^|]*\|(.*)\|$", README, re.MULTILINE)
     listed = {verb: set(re.findall(r"--[\w-]+", options)) for verb, options in rows}
     real = {
         verb: {o for p in command.params for o in p.opts if o.startswith("--") and o != "--help"}

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel
 
 from envace.models.http import HttpSettings
+from envace.rewards.judge import JudgeSection
 from envace.training.arms import Arm
 from envace.training.recipe import Recipe
 
@@ -38,6 +39,16 @@ def defaults(section: BaseModel, prefix: str = "") -> dict[str, Any]:
 
 def test_every_key_is_listed_with_its_default() -> None:
     assert rows() == defaults(Recipe())
+
+
+def test_every_key_of_the_judge_is_listed_with_its_default() -> None:
+    page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| judge\.(\w+) \| ([^|]*) \|", page, re.MULTILINE))
+    section = JudgeSection(model="starter")
+    assert set(listed) == set(JudgeSection.model_fields)
+    for key in set(listed) - {"model", "endpoint"}:
+        assert yaml.safe_load(listed[key].strip("`")) == getattr(section, key), key
+    assert listed["endpoint"] == f"{section.endpoint.max_retries} retries"
 
 
 def test_every_arm_has_a_row() -> None:

@@ -1,0 +1,84 @@
+"""One rollout's checklist, decided turn by turn: a failed requirement can end the conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from envace.envs import User
+from envace.rewards.checklists import checklist_reward, may_go_on, turns_of
+from envace.rewards.judge import Judge, turn_verdicts
+from envace.scenarios import EnvironmentSpec, Scenario, opening
+from envace.scenarios.checklist import Checklist
+from envace.types import Message, StopReason, Trajectory, Verdict
+
+
+class Grading:
+    """Decides the items of a scenario's checklist as its turns end."""
+
+    def __init__(self, scenario: Scenario, spec: EnvironmentSpec, judge: Judge | None) -> None:
+        assert scenario.checklist is not None
+        self.checklist: Checklist = scenario.checklist
+        self._opening = opening(spec, scenario)
+        self._tools, self._judge = spec.tools, judge
+        self.records: list[dict[str, Any]] = []
+        """What was decided, an item each."""
+        self._decided = 0
+
+    async def may_go_on(self, said: Sequence[Message]) -> bool:
+        """Decide the turn that just ended; False where it failed, or nobody could say, what the next one requires.
+
+        Args:
+            said: The whole conversation, the opening included.
+        """
+        turns = turns_of(said[len(self._opening) :])
+        number = self._decided
+        records = await self._decide(number, turns)
+        return all(
+            may_go_on(_verdicts(records, variant), items[number]) is True
+            for variant, items in enumerate(self.checklist.variants)
+        )
+
+    async def grade(self, trajectory: Trajectory) -> None:
+        """Decide what is left and set the reward; it stays None where an item that matters could not be decided.
+
+        A turn that an invalid call ended earns nothing, as in the released code of EnvACE.
+        """
+        turns = turns_of(trajectory.messages)[: self.checklist.turns]
+        reached = len(turns) - (trajectory.stop is StopReason.INVALID_CALL)
+        while self._decided < reached:
+            await self._decide(self._decided, turns)
+        trajectory.verdicts = self.records
+        trajectory.reward = checklist_reward(self.checklist, self.records, reached=reached)
+        if trajectory.reward is None:
+            lost = [record for record in self.records if record["verdict"] == Verdict.UNAVAILABLE.value]
+            trajectory.error = f"judge: {len(lost)} items could not be decided, the first: {lost[0]['reason']}"
+        else:
+            trajectory.parts = {"items": trajectory.reward}
+
+    async def _decide(self, number: int, turns: Sequence[Sequence[Message]]) -> list[dict[str, Any]]:
+        before = [*self._opening, *(message for turn in turns[:number] for message in turn)]
+        records = await turn_verdicts(
+            self._judge, self.checklist, number, turns[number], before=before, tools=self._tools
+        )
+        self.records += records
+        self._decided = number + 1
+        return records
+
+
+def _verdicts(records: Sequence[dict[str, Any]], variant: int) -> dict[str, Verdict]:
+    return {record["id"]: Verdict(record["verdict"]) for record in records if record["variant"] == variant}
+
+
+class GatedUser:
+    """A user who speaks again only where the turn passed what its checklist requires for the next."""
+
+    def __init__(self, user: User, grading: Grading) -> None:
+        self._user, self._grading = user, grading
+
+    async def answer(self, said: Sequence[Message]) -> str | StopReason | None:
+        """The user's message, or GATED."""
+        text = await self._user.answer(said)
+        if text is None or await self._grading.may_go_on(said):
+            return text
+        return StopReason.GATED
