@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from envace.errors import DataError
+from envace.errors import ConfigError, DataError
 from envace.jobs.endpoints import tokenizer_format
 from envace.jobs.models import resolve
 from envace.rewards.checklists import turns_of
@@ -36,9 +36,12 @@ def check_data(
         `tools` and `items` a row, `judge_calls` a trajectory like the recorded ones, and `prompt_tokens`.
 
     Raises:
+        ConfigError: A limit without a model whose tokens it counts.
         DataError: The source cannot be read as a whole.
         ModelError: The model's tokenizer cannot be loaded.
     """
+    if max_prompt is not None and model is None:
+        raise ConfigError("--max-prompt counts tokens, so it needs --model, whose tokenizer makes them.")
     dataset = load_dataset(source, normalise=normalise)
     result = {
         "source": str(source),

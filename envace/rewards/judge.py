@@ -475,7 +475,12 @@ async def turn_verdicts(
     before: Sequence[Message],
     tools: Sequence[ToolSpec],
 ) -> list[dict[str, Any]]:
-    """Decide one turn of a checklist, in all variants; arguments and result as for `checklist_verdicts`."""
+    """Decide one turn of a checklist, in all variants; arguments and result as for `checklist_verdicts`.
+
+    The user who began the turn may be the first of its messages or, as with the instruction, the last before it.
+    """
+    if before and before[-1].author is Author.USER and not (turn and turn[0].author is Author.USER):
+        before, turn = before[:-1], [before[-1], *turn]
     variants = [variant[number] for variant in checklist.variants]
     decided = await asyncio.gather(*(_turn(judge, items, turn, before, tools) for items in variants))
     return [

@@ -35,6 +35,8 @@ HUB = "hub:"
 """Begins the name of a data set on the hub: `hub:owner/name`, or `hub:owner/name/split`."""
 MAX_DETAIL = 300
 """Characters of what is said of a dropped row."""
+MAX_ID = 200
+"""Characters of a row's id."""
 AS_JSON = ("goal", "state", "expected", "checklist", "reference", "tools")
 """Columns of our Parquet form that hold JSON text: Arrow would fill missing keys with nulls."""
 
@@ -180,7 +182,7 @@ def _id(row: Any, number: int) -> str:
         inner = extra.get("original_index") if isinstance(extra, Mapping) else None
         for value in (row.get("id"), row.get("uuid"), inner):
             if isinstance(value, str | int) and str(value).strip():
-                return str(value)
+                return str(value)[:MAX_ID]
     return f"row-{number}"
 
 
@@ -226,7 +228,9 @@ def _tools(value: Any) -> tuple[tuple[ToolSpec, ...], str]:
     if not tools:
         raise _Drop(Reason.NO_TOOLS, "no tools")
     listed = raw["tools"] if isinstance(raw, Mapping) else raw
-    found = [f"{tool.name}: {problem}" for tool, item in zip(tools, listed, strict=True) if (problem := _strict(item))]
+    found = [
+        f"{tool.name}: {problem}" for tool, item in zip(tools, listed, strict=True) if (problem := _strict(item, tool))
+    ]
     named = (replace(tool, effect=_effect(item)) for tool, item in zip(tools, listed, strict=True))
     return tuple(named), "; ".join(found)[:MAX_DETAIL]
 
@@ -236,7 +240,7 @@ def _effect(item: Any) -> str:
     return "query" if isinstance(item, Mapping) and item.get("effect") == "query" else "state_change"
 
 
-def _strict(item: Any) -> str | None:
+def _strict(item: Any, tool: ToolSpec) -> str | None:
     """Why a tool is none by the letter: a function whose parameters are a Draft 2020-12 schema of an object."""
     function = item.get("function") if isinstance(item, Mapping) else None
     if not isinstance(function, Mapping):
@@ -244,6 +248,8 @@ def _strict(item: Any) -> str | None:
     parameters = function.get("parameters")
     if not isinstance(parameters, Mapping):
         return "no `parameters`"
+    if parameters == tool.parameters:
+        return None  # it was read without a change, so it has been checked
     if parameters.get("type") != "object" or not isinstance(parameters.get("properties"), Mapping):
         return "`parameters` without type 'object' or without `properties`"
     try:
@@ -296,10 +302,10 @@ def _own(row: Mapping[str, Any], id: str, normalise: bool) -> Scenario:
     fields |= {key: _opened(fields[key]) for key in AS_JSON if isinstance(fields.get(key), str)}
     fields |= {"id": id, "environment": id}
     checklist = _checklist(fields.pop("checklist", None), normalise)
-    if checklist is not None and checklist.turns != 1 + len(fields.get("turns", ())):
-        turns = 1 + len(fields.get("turns", ()))
-        raise _Drop(Reason.TURNS, f"the checklist speaks of {checklist.turns} turns, the user of {turns}")
-    if isinstance(fields.get("reference"), Sequence):
+    turns = fields.get("turns", [])
+    if checklist is not None and isinstance(turns, list) and checklist.turns != 1 + len(turns):
+        raise _Drop(Reason.TURNS, f"the checklist speaks of {checklist.turns} turns, the user of {1 + len(turns)}")
+    if isinstance(fields.get("reference"), list):
         reference = _staged(Reason.BAD_MESSAGE, lambda: read_messages(fields["reference"]))
         fields["reference"] = write_messages(reference)
     try:

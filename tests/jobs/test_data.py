@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from envace.cli.app import app
-from envace.errors import DataError
+from envace.errors import ConfigError, DataError
 from envace.jobs.data import check_data, convert_data
 from envace.scenarios.datasets import load_dataset
 
@@ -52,6 +52,8 @@ def test_check_counts_prompts_with_a_models_tokenizer(rows: Path) -> None:
     assert tokens["over"] == sum(length > 100 for length in (tokens["min"], tokens["max"]))
     assert 50 < tokens["min"] < tokens["max"] < 1000
     assert check_data(rows, model="starter")["prompt_tokens"]["over"] is None
+    with pytest.raises(ConfigError, match="needs --model"):
+        check_data(rows, max_prompt=100)
 
 
 def test_convert_writes_what_can_be_used(rows: Path, tmp_path: Path) -> None:

@@ -432,6 +432,7 @@ async def test_the_published_row_is_judged_end_to_end(server: Loopback, judge: M
         )
         scores[mode] = checklist_reward(scenario.checklist, records, reached=3)
         assert one.counters.calls == {"turn": 3, "item": 20}[mode]
+        assert all(json.loads(shown(asked)[2].splitlines()[0])["author"] == "user" for asked in server.posts)
         first = {line["id"]: Verdict(line["verdict"]) for line in records if line["turn"] == 0}
         assert may_go_on(first, scenario.checklist.variants[0][0]) is True
         last = {line["id"]: Verdict(line["verdict"]) for line in records if line["turn"] == 2}

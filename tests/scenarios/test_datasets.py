@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import huggingface_hub
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from envace.errors import DataError
 from envace.scenarios.conversations import read_messages
@@ -272,3 +274,39 @@ def test_a_hub_that_cannot_be_reached_is_an_error_in_words(monkeypatch: pytest.M
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", refuse)
     with pytest.raises(DataError, match="cannot read hub:namezz/checklist: ConnectionError: no network"):
         load_dataset("hub:namezz/checklist")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a value but the root."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in pairs:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_row_with_anything_anywhere_is_kept_or_dropped(tmp_path: Path, data: st.DataObject) -> None:
+    row = json.loads(CM2.read_text(encoding="utf-8"))[0]
+    (scenario,) = load_dataset(CM2).scenarios
+    own = {**json.loads(scenario.model_dump_json()), "tools": row["tools"]}
+    made = data.draw(st.sampled_from([row, verl(row), own]))
+    *path, last = data.draw(st.sampled_from(list(places(made))))
+    node = made
+    for key in path:
+        node = node[key]
+    node[last] = data.draw(JSON)
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(made), encoding="utf-8")
+    dataset = load_dataset(file)
+    assert dataset.rows == 1
+    if dataset.scenarios:
+        write_rows(tmp_path / "again.jsonl", dataset)
+        assert load_dataset(tmp_path / "again.jsonl").scenarios == dataset.scenarios
