@@ -125,7 +125,7 @@ class Prompted:
 
     async def speak(self, call: ToolCall, transcript: Transcript) -> Spoken | None:
         """Asked in a conversation of its own, which shows the one so far."""
-        messages = self.messages(call, transcript.messages)
+        messages = rehearsal_prompt(self.spec, self._prompts, call, transcript.messages, references=self._references)
         asked = Transcript(self.policy.format.open((), messages), random=transcript.random, messages=messages)
         room = min(self._max_tokens, self._max_length - len(asked))
         if room <= 0:
@@ -153,20 +153,39 @@ class Prompted:
         """A row for every response that was sampled."""
         return self._rows
 
-    def messages(self, call: ToolCall, history: Sequence[Message]) -> list[Message]:
-        """The rehearser's prompt. Everything in it that others wrote is JSON, which cannot end its own string."""
-        values = {
-            "tools": [to_openai(tool)["function"] for tool in self.spec.tools],
-            "rules": list(self.spec.rules),
-            "references": self._references,
-            "history": [_told(message) for message in history if message.author is not Author.SYSTEM],
-            "call": {"name": call.name, "arguments": call.arguments},
-        }
-        texts = {name: dump_line(value) for name, value in values.items()}
-        texts["references"] = texts["references"] if self._references else ""
-        system = self._prompts.fill("rehearse_system", **texts)
-        user = self._prompts.fill("rehearse_user", **texts)
-        return [Message(author=Author.SYSTEM, content=system), Message(author=Author.USER, content=user)]
+
+def rehearsal_prompt(
+    spec: EnvironmentSpec,
+    prompts: Prompts,
+    call: ToolCall,
+    history: Sequence[Message],
+    *,
+    references: Sequence[Mapping[str, Any]] = (),
+) -> list[Message]:
+    """The prompt of layout `prompted`. Everything in it that others wrote is JSON, which cannot end its own string.
+
+    Args:
+        spec: Its tools and rules are shown.
+        prompts: `rehearse_system` and `rehearse_user` are used.
+        call: To be answered.
+        history: The conversation so far; the actor's thoughts are left out.
+        references: Recorded calls with their responses, shown as examples.
+    """
+    values = {
+        "tools": [to_openai(tool)["function"] for tool in spec.tools],
+        "rules": list(spec.rules),
+        "history": [_told(message) for message in history if message.author is not Author.SYSTEM],
+        "call": {"name": call.name, "arguments": call.arguments},
+    }
+    texts = {name: dump_line(value) for name, value in values.items()}
+    texts["references"] = dump_line(list(references)) if references else ""
+    system, user = (prompts.fill(name, **texts) for name in ("rehearse_system", "rehearse_user"))
+    return [Message(author=Author.SYSTEM, content=system), Message(author=Author.USER, content=user)]
+
+
+def rehearsal_answer(text: str) -> Message:
+    """A response as it is written there."""
+    return Message(author=Author.ASSISTANT, content=f"<execution_result>\n{text}\n</execution_result>")
 
 
 def _told(message: Message) -> dict[str, Any]:

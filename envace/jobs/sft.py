@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from envace.errors import RunError
+from envace.errors import DataError, RunError
 from envace.jobs.display import Display, Silent
 from envace.jobs.models import MODEL_FOLDER, load
 from envace.jobs.worlds import World, open_world
 from envace.models.formats import StarterFormat, listing
 from envace.models.transcripts import random_stream
+from envace.prompts import load_prompts
 from envace.runs import RunFolder
 from envace.scenarios import Scenario
+from envace.scenarios.conversations import recorded_conversation
 from envace.scenarios.packages import dump_line
 from envace.starter.policy import new_model, new_tokenizer
 from envace.training.checkpoints import (
@@ -30,11 +32,21 @@ from envace.training.checkpoints import (
     save_model,
     set_aside,
 )
-from envace.training.demonstrations import SupervisedRow, demonstrations_of, supervised_row, under_fresh_ids
+from envace.training.demonstrations import (
+    Style,
+    SupervisedRow,
+    demonstrated,
+    demonstrations_of,
+    supervised_rows,
+    under_fresh_ids,
+)
 from envace.training.recipe import Recipe
 from envace.training.sft import MuonAdam, batches, sft_step
+from envace.types import Author, Message, Role
 
 LOG_EVERY = 10
+TOKENIZER_LESSONS = 4000
+"""Conversations that a new tokenizer is trained on."""
 CHECKPOINT_EVERY = 200
 
 
@@ -62,11 +74,13 @@ async def _sft(recipe: Recipe, out: Path, resume: bool, display: Display) -> dic
         folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume)
         if (folder.path / MODEL_FOLDER).exists():
             raise RunError(f"{out} is finished: all {recipe.sft.steps} steps are done. Ask for more in another run.")
-        scenarios, demonstrations = await _demonstrations(recipe, world, display)
-        loaded = _student(recipe, world, scenarios, demonstrations)
+        lessons = await _lessons(recipe, world, display)
+        loaded = _student(recipe, world, lessons)
+        style = style_of(recipe)
         rows = [
-            supervised_row(loaded.format, world.specs[s.environment], s, d)
-            for s, d in zip(scenarios, demonstrations, strict=True)
+            row
+            for scenario, said in lessons
+            for row in supervised_rows(loaded.format, world.specs[scenario.environment], scenario, said, style)
         ]
     tokens, losses = _train(recipe, folder, loaded, rows, display)
     save_model(folder.path / MODEL_FOLDER, loaded, dtype=torch.bfloat16 if recipe.model == "new" else torch.float32)
@@ -82,38 +96,69 @@ async def _sft(recipe: Recipe, out: Path, resume: bool, display: Display) -> dic
     }
 
 
-async def _demonstrations(
-    recipe: Recipe, world: World, display: Display
-) -> tuple[list[Scenario], list[dict[str, Any]]]:
-    """Scenarios for the warm-up, each with a careless demonstration; a world with fewer repeats them, renamed."""
+Lesson = tuple[Scenario, list[Message]]
+"""A scenario, and a conversation in it after the opening."""
+
+
+def style_of(recipe: Recipe) -> Style:
+    """How the recipe turns conversations into rows."""
+    return Style(
+        rows=recipe.sft.rows,
+        thinking=recipe.sft.thinking,
+        roles=frozenset([Role.ACT]) if recipe.sft.roles == "act" else frozenset(Role),
+        layout=recipe.layout,
+        prompts=load_prompts(recipe.prompts),
+    )
+
+
+async def _lessons(recipe: Recipe, world: World, display: Display) -> list[Lesson]:
+    """Conversations to learn from: recorded ones, or where there is an oracle, its careless demonstrations."""
     wanted = recipe.sft.demonstrations
+    if not world.executable:
+        scenarios = await world.scenarios("sft", wanted)
+        display.say(f"learning from {len(scenarios)} recorded conversations")
+        return [(scenario, recording_of(scenario)) for scenario in scenarios]
     display.say(f"drawing {wanted} demonstrations")
+    scenarios = await _repeated(recipe, world, wanted)
+    demonstrations = await demonstrations_of(
+        world.worker, world.specs, scenarios, carelessness=recipe.sft.carelessness, seed=recipe.data.seed + 1
+    )
+    return [(scenario, demonstrated(made)) for scenario, made in zip(scenarios, demonstrations, strict=True)]
+
+
+def recording_of(scenario: Scenario) -> list[Message]:
+    """What was said after the opening. Raises DataError where nothing was recorded."""
+    said = recorded_conversation(scenario.reference)
+    if not said:
+        raise DataError(f"Scenario {scenario.id!r} has no recorded conversation (`reference`) to learn from.")
+    return said
+
+
+async def _repeated(recipe: Recipe, world: World, wanted: int) -> list[Scenario]:
+    """So many scenarios; a world with fewer repeats them, renamed."""
     distinct = await world.scenarios("sft", wanted)
     scenarios = [distinct[i % len(distinct)] for i in range(wanted)]
     if recipe.sft.fresh_ids:
         for i in range(len(distinct), wanted):
             scenarios[i] = under_fresh_ids(scenarios[i], random_stream(recipe.data.seed, i))
-    demonstrations = await demonstrations_of(
-        world.worker, world.specs, scenarios, carelessness=recipe.sft.carelessness, seed=recipe.data.seed + 1
-    )
-    return scenarios, demonstrations
+    return scenarios
 
 
-def _student(recipe: Recipe, world: World, scenarios: list[Scenario], demonstrations: list[dict[str, Any]]) -> Loaded:
+def _student(recipe: Recipe, world: World, lessons: list[Lesson]) -> Loaded:
     if recipe.model != "new":
         return load(recipe.model, recipe)
-    tokenizer = new_tokenizer(_texts(world, scenarios[:4000], demonstrations))
+    tokenizer = new_tokenizer(_texts(world, lessons[:TOKENIZER_LESSONS]))
     return Loaded(model=new_model(tokenizer, seed=recipe.seed), format=StarterFormat(tokenizer))
 
 
-def _texts(world: World, scenarios: list[Scenario], demonstrations: list[dict[str, Any]]) -> list[str]:
+def _texts(world: World, lessons: list[Lesson]) -> list[str]:
     """What the tokenizer is trained on."""
-    listings = {name: listing(spec.tools) for name, spec in world.specs.items()}
     texts = []
-    for scenario, demonstration in zip(scenarios, demonstrations, strict=False):
-        texts += [listings[scenario.environment], scenario.instruction, demonstration["reply"]]
-        for call in demonstration["calls"]:
-            texts += [f"{call['name']} {dump_line(call['arguments'])}", dump_line(call["response"])]
+    for scenario, said in lessons:
+        texts += [listing(world.specs[scenario.environment].tools), scenario.instruction, said[-1].content]
+        for message in said:
+            texts += [f"{call.name} {dump_line(call.arguments)}" for call in message.calls]
+            texts += [message.content] if message.author is Author.TOOL else []
     return texts
 
 

@@ -18,6 +18,7 @@ from envace.jobs.endpoints import is_endpoint
 from envace.jobs.evaluate import judged_evaluation, rehearsals, try_scenarios
 from envace.jobs.judges import judge_of
 from envace.jobs.models import MODEL_FOLDER, load, resolve
+from envace.jobs.sft import recording_of, style_of
 from envace.jobs.worlds import World, open_world
 from envace.models.http import HttpPolicy
 from envace.models.local import LocalPolicy
@@ -28,9 +29,10 @@ from envace.runs import RunFolder
 from envace.runs.folder import data_hash
 from envace.scenarios import Scenario
 from envace.training.checkpoints import Loaded, file_hash, save_model
-from envace.training.demonstrations import demonstrations_of, ends_well, supervised_row
+from envace.training.demonstrations import SupervisedRow, demonstrated, demonstrations_of, ends_well, supervised_rows
 from envace.training.grpo import SECOND, Lesson, Teach, Trainer
 from envace.training.recipe import Recipe
+from envace.types import Message
 
 SHOWN_REHEARSALS = 8
 """Held-out scenarios rehearsed after training, for the report."""
@@ -227,24 +229,29 @@ def _simulator(recipe: Recipe, loaded: Loaded) -> Policy | None:
 
 
 def _teacher(recipe: Recipe, world: World, loaded: Loaded) -> Teach:
-    """Arm `sft` imitates the oracle's conversations, slips included, in both roles."""
+    """Arm `sft` imitates recorded conversations or, where there is an oracle, its demonstrations, slips included."""
+    style = style_of(recipe)
 
-    async def teach(scenarios: Sequence[Scenario], number: int) -> Lesson:
-        demonstrations = await demonstrations_of(
-            world.worker,
-            world.specs,
-            scenarios,
-            carelessness=recipe.sft.carelessness,
-            seed=recipe.seed * 1_000_003 + number,
-        )
-        pairs = list(zip(scenarios, demonstrations, strict=True))
+    def rows(lessons: Sequence[tuple[Scenario, list[Message]]]) -> list[SupervisedRow]:
+        return [
+            row
+            for scenario, said in lessons
+            for row in supervised_rows(loaded.format, world.specs[scenario.environment], scenario, said, style)
+        ]
+
+    async def recorded(scenarios: Sequence[Scenario], number: int) -> Lesson:
+        return Lesson(rows=rows([(s, recording_of(s)) for s in scenarios]), reward=None, real_calls=0)
+
+    async def demonstrations(scenarios: Sequence[Scenario], number: int) -> Lesson:
+        seed, careless = recipe.seed * 1_000_003 + number, recipe.sft.carelessness
+        made = await demonstrations_of(world.worker, world.specs, scenarios, carelessness=careless, seed=seed)
         return Lesson(
-            rows=[supervised_row(loaded.format, world.specs[s.environment], s, made) for s, made in pairs],
-            reward=float(np.mean([ends_well(scenario, made) for scenario, made in pairs])),
-            real_calls=sum(len(made["calls"]) for made in demonstrations),
+            rows=rows([(scenario, demonstrated(shown)) for scenario, shown in zip(scenarios, made, strict=True)]),
+            reward=float(np.mean([ends_well(s, shown) for s, shown in zip(scenarios, made, strict=True)])),
+            real_calls=sum(len(shown["calls"]) for shown in made),
         )
 
-    return teach
+    return demonstrations if world.executable else recorded
 
 
 def _note(record: dict[str, Any]) -> str:

@@ -33,10 +33,11 @@ from envace.rewards import (
     trusting_parts,
 )
 from envace.rewards.judge import Judge
-from envace.rollout.grading import Grading
+from envace.rollout.grading import GatedUser, Grading
 from envace.rollout.loop import Limits, rollout
 from envace.sandbox import Session, Worker
 from envace.scenarios import EnvironmentSpec, Scenario, opening
+from envace.scenarios.conversations import recorded_calls
 from envace.types import Group, StopReason, Trajectory
 
 RewardName = Literal["contract", "checklist", "trusting", "real", "judged"]
@@ -204,10 +205,20 @@ class Collector:
         }
         if self.setting.layout == "shared":
             return Continued(policy=self.policy, **sampling)
-        return Prompted(spec, form=self.policy.format, policy=self._rehearser, prompts=self._prompts, **sampling)
+        return Prompted(
+            spec,
+            form=self.policy.format,
+            policy=self._rehearser,
+            prompts=self._prompts,
+            references=recorded_calls(scenario.reference) if self.setting.grounded else (),
+            **sampling,
+        )
 
-    def _user(self, scenario: Scenario) -> User | None:
-        return ScriptedUser(scenario.turns) if scenario.turns else None
+    def _user(self, scenario: Scenario, grading: Grading | None) -> User | None:
+        if not scenario.turns:
+            return None
+        user = ScriptedUser(scenario.turns)
+        return user if grading is None or not self.setting.gate else GatedUser(user, grading)
 
     async def _grade(
         self,

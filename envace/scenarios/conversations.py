@@ -207,3 +207,10 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+def recorded_conversation(reference: Iterable[Any]) -> list[Message]:
+    """What a recorded conversation says after its opening: the system message and the first user message."""
+    messages = read_messages(reference)
+    first = next((number for number, message in enumerate(messages) if message.author is Author.USER), -1)
+    return messages[first + 1 :]

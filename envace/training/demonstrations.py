@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envace.envs.voices import rehearsal_answer, rehearsal_prompt
 from envace.models.formats import Format
+from envace.prompts import Prompts, load_prompts
+from envace.rollout.groups import Layout
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Expected, Scenario, opening, reply_holds
 from envace.scenarios.packages import dump_line
 from envace.scenarios.schema import Call
-from envace.types import Author, Message, ToolCall
+from envace.types import Author, Message, Role, ToolCall
 
 BATCH = 500
 """Demonstrations a request to the worker."""
@@ -148,7 +151,12 @@ def expected_of(demonstration: dict[str, Any]) -> Expected:
 
 def conversation(demonstration: dict[str, Any], instruction: str) -> list[Message]:
     """A demonstration as messages: the instruction, calls and responses, the reply."""
-    messages = [Message(author=Author.USER, content=instruction)]
+    return [Message(author=Author.USER, content=instruction), *demonstrated(demonstration)]
+
+
+def demonstrated(demonstration: dict[str, Any]) -> list[Message]:
+    """What a demonstration says after the instruction: calls and responses, the reply."""
+    messages: list[Message] = []
     for made in demonstration["calls"]:
         call = ToolCall(name=made["name"], arguments=made["arguments"])
         messages += [
@@ -158,20 +166,95 @@ def conversation(demonstration: dict[str, Any], instruction: str) -> list[Messag
     return [*messages, Message(author=Author.ASSISTANT, content=demonstration["reply"])]
 
 
-def supervised_row(
-    form: Format, spec: EnvironmentSpec, scenario: Scenario, demonstration: dict[str, Any]
-) -> SupervisedRow:
-    """One row: acting steps and responses are learned, headers and prompt are not."""
-    parts = [(form.open(spec.tools, opening(spec, scenario)), False)]
-    for message in conversation(demonstration, scenario.instruction)[1:]:
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How a recorded conversation becomes rows."""
+
+    rows: Literal["conversation", "round"] = "conversation"
+    """`conversation`: one row, every step of it learned. `round`: one row a step of the assistant, after what the
+    template shows of all before it, and only that step is learned (EnvScaler's way)."""
+    thinking: Literal["keep", "strip"] = "keep"
+    """Whether recorded reasoning is learned, or left out."""
+    roles: frozenset[Role] = frozenset(Role)
+    """Whose steps are learned."""
+    layout: Layout = "shared"
+    """Where responses are learned: in the conversation, or each in a rehearser's prompt of its own."""
+    prompts: Prompts = field(default_factory=load_prompts)
+    """Of layout `prompted`."""
+
+
+def supervised_rows(
+    form: Format, spec: EnvironmentSpec, scenario: Scenario, said: Sequence[Message], style: Style
+) -> list[SupervisedRow]:
+    """Rows of a recorded conversation.
+
+    Args:
+        form: Of the student.
+        spec: Its tools are shown.
+        scenario: Its opening comes first.
+        said: All after the opening.
+        style: What is learned, and in which rows.
+    """
+    before = opening(spec, scenario)
+    if style.thinking == "strip":
+        said = [replace(message, reasoning=None) for message in said]
+    rows = []
+    if style.rows == "round":
+        rows += [
+            _round(form, spec, [*before, *said[:i]], m) for i, m in enumerate(said) if m.author is Author.ASSISTANT
+        ]
+    else:
+        rows.append(_conversation(form, form.open(spec.tools, before), said, style))
+    if style.layout == "prompted" and Role.REHEARSE in style.roles:
+        rows += _responses(form, spec, before, said, style.prompts)
+    return [row for row in rows if row.learn.any()]
+
+
+def _round(form: Format, spec: EnvironmentSpec, before: Sequence[Message], said: Message) -> SupervisedRow:
+    return _row([(form.open(spec.tools, before), False), (form.written(said), True)])
+
+
+def _conversation(form: Format, prompt: list[int], said: Sequence[Message], style: Style) -> SupervisedRow:
+    """One growing row, as a rollout would have made it: what nobody learns is encoded together."""
+    in_place = style.layout == "shared" and Role.REHEARSE in style.roles
+    parts, pending = [(prompt, False)], list[str]()
+
+    def learn(ids: list[int], learned: bool) -> None:
+        parts.append((form.encode(pending), False))
+        pending.clear()
+        parts.append((ids, learned))
+
+    for number, message in enumerate(said):
         if message.author is Author.ASSISTANT:
-            parts.append((form.written(message), True))
+            learn(form.written(message), Role.ACT in style.roles)
+        elif message.author is Author.USER:
+            pending += form.user_turn(message.content)
         else:
-            parts += [
-                (form.encode([form.tool_header()]), False),
-                (form.encode(form.answer(message.content)), True),
-                (form.encode([form.act_header()]), False),
-            ]
+            pending.append(form.tool_header(first=number == 0 or said[number - 1].author is not Author.TOOL))
+            if in_place:
+                learn(form.encode(form.answer(message.content)), True)
+            else:
+                pending += form.answer(message.content)
+            if number + 1 < len(said) and said[number + 1].author is Author.ASSISTANT:
+                pending.append(form.act_header())
+    return _row(parts)
+
+
+def _responses(
+    form: Format, spec: EnvironmentSpec, before: Sequence[Message], said: Sequence[Message], prompts: Prompts
+) -> list[SupervisedRow]:
+    """Layout `prompted`: each response after a prompt of its own."""
+    rows, waiting = [], list[ToolCall]()
+    for number, message in enumerate(said):
+        if message.author is Author.ASSISTANT:
+            waiting = list(message.calls)
+        elif message.author is Author.TOOL and waiting:
+            asked = rehearsal_prompt(spec, prompts, waiting.pop(0), [*before, *said[:number]])
+            rows.append(_row([(form.open((), asked), False), (form.written(rehearsal_answer(message.content)), True)]))
+    return rows
+
+
+def _row(parts: Sequence[tuple[list[int], bool]]) -> SupervisedRow:
     return SupervisedRow(
         ids=np.array([token for ids, _ in parts for token in ids], dtype=np.int64),
         learn=np.array([learn for ids, learn in parts for _ in ids], dtype=np.bool_),

@@ -51,6 +51,12 @@ class SftSection(Section):
     fresh_ids: bool = True
     """Whether a scenario that is demonstrated again gets other digits in its ids, so that they are not learned by
     heart. Switch it off where the digits of an id mean something."""
+    rows: Literal["conversation", "round"] = "conversation"
+    """One row a conversation, every step of it learned; or one a step, of which only that step is learned."""
+    thinking: Literal["keep", "strip"] = "keep"
+    """Whether recorded reasoning is learned, or left out."""
+    roles: Literal["both", "act"] = "both"
+    """Whose steps are learned."""
     steps: int = Field(900, ge=1)
     batch_size: int = Field(32, ge=1)
     lr: float = Field(3e-3, gt=0)
@@ -236,6 +242,8 @@ class Recipe(Section):
             raise ValueError(
                 "grounding=reference shows recorded results in the rehearser's prompt: set layout=prompted"
             )
+        if self.sft.rows == "round" and self.sft.roles == "both" and self.layout == "shared":
+            raise ValueError("sft.rows=round learns the assistant's steps alone: set sft.roles=act, or layout=prompted")
         if self.resample and self.arm == "sft":
             raise ValueError("resample draws groups anew, and arm sft samples none")
         return self

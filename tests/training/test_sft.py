@@ -9,14 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.families import tokenizer
 
 from envace.errors import TrainingError
+from envace.models.chat import ChatFormat
 from envace.models.formats import StarterFormat
 from envace.models.transcripts import random_stream
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario, opening
-from envace.training.demonstrations import SupervisedRow, demonstrate, supervised_row, under_fresh_ids
+from envace.training.arms import ACT
+from envace.training.demonstrations import (
+    Style,
+    SupervisedRow,
+    demonstrate,
+    supervised_rows,
+    under_fresh_ids,
+)
+from envace.training.demonstrations import demonstrated as said_in
 from envace.training.sft import MuonAdam, batches, schedule, sft_step, supervised_loss
+from envace.types import Author, Message, ToolCall
 
 LOOKUP = {"order_id": "#W111111"}
 
@@ -54,7 +65,7 @@ async def test_both_roles_are_learned_and_nothing_else(
     worker: Worker, retail: EnvironmentSpec, cancel_task: Callable[..., Scenario], form: StarterFormat
 ) -> None:
     task = cancel_task()
-    row = supervised_row(form, retail, task, await demonstrated(worker, task))
+    [row] = supervised_rows(form, retail, task, said_in(await demonstrated(worker, task)), Style())
     learned, given = form.decode(row.ids[row.learn].tolist()), form.decode(row.ids[~row.learn].tolist())
     assert learned == (
         '<|call|>get_order {"order_id":"#W111111"}<|end|>'
@@ -62,6 +73,72 @@ async def test_both_roles_are_learned_and_nothing_else(
         '<|call|>cancel_order {"order_id":"#W111111"}<|end|>{"status":"cancelled"}<|end|>Done, refund 120.<|end|>'
     )
     assert given == form.decode(form.open(retail.tools, opening(retail, task))) + 2 * "<|tool|><|assistant|>"
+
+
+THOUGHT = [
+    Message(author=Author.ASSISTANT, calls=(ToolCall(name="get_order", arguments=LOOKUP),), reasoning="I look."),
+    Message(author=Author.TOOL, content='{"status":"pending"}', name="get_order"),
+    Message(author=Author.ASSISTANT, content="It is pending.", reasoning="I know."),
+    Message(author=Author.USER, content="and now?"),
+    Message(author=Author.ASSISTANT, content="Still pending.", reasoning="I wait."),
+]
+"""A recorded conversation of two turns, with reasoning."""
+
+
+def learned(form: ChatFormat, rows: list[SupervisedRow]) -> list[str]:
+    return [form.decode(row.ids[row.learn].tolist()) for row in rows]
+
+
+@pytest.fixture
+def taught(retail: EnvironmentSpec, cancel_task: Callable[..., Scenario]) -> Callable[..., Any]:
+    """Rows of that conversation, for a family whose template drops earlier reasoning."""
+    form = ChatFormat(tokenizer("qwen3"))
+
+    def rows(**style: Any) -> tuple[ChatFormat, list[SupervisedRow]]:
+        return form, supervised_rows(form, retail, cancel_task(), THOUGHT, Style(**style))
+
+    return rows
+
+
+def test_a_round_is_a_row_of_which_the_last_step_is_learned(taught: Callable[..., Any]) -> None:
+    form, rows = taught(rows="round", roles=ACT)
+    first, second, third = learned(form, rows)
+    assert first.startswith("<think>\nI look.") and "get_order" in first
+    assert second == "<think>\nI know.\n</think>\n\nIt is pending.<|im_end|>"
+    assert third == "<think>\nI wait.\n</think>\n\nStill pending.<|im_end|>"
+    # What stands before the last step is what the template shows: reasoning of an earlier turn is gone.
+    assert "I look." in form.decode(rows[1].ids.tolist())
+    assert "I look." not in form.decode(rows[2].ids.tolist())
+
+
+def test_a_conversation_is_one_row_that_keeps_what_was_thought(taught: Callable[..., Any]) -> None:
+    form, [row] = taught(roles=ACT)
+    text = form.decode(row.ids.tolist())
+    assert all(thought in text for thought in ("I look.", "I know.", "I wait."))
+    assert learned(form, [row])[0].count("<|im_end|>") == 3
+    assert '{"status":"pending"}' not in learned(form, [row])[0]
+    form, [both] = taught()
+    assert '{"status":"pending"}' in learned(form, [both])[0]
+    assert form.decode(both.ids.tolist()) == text
+
+
+def test_recorded_reasoning_can_be_left_out(taught: Callable[..., Any]) -> None:
+    for style in ({"rows": "round", "roles": ACT}, {}):
+        form, rows = taught(thinking="strip", **style)
+        for row in rows:
+            text = form.decode(row.ids.tolist())
+            assert not any(thought in text for thought in ("I look.", "I know.", "I wait."))
+
+
+def test_in_layout_prompted_a_response_is_learned_after_its_own_prompt(taught: Callable[..., Any]) -> None:
+    form, [conversation, response] = taught(layout="prompted")
+    assert '{"status":"pending"}' not in learned(form, [conversation])[0]
+    assert learned(form, [response])[0].endswith(
+        '<execution_result>\n{"status":"pending"}\n</execution_result><|im_end|>'
+    )
+    text = form.decode(response.ids.tolist())
+    assert "You play the tools" in text and "I look." not in text
+    assert '"arguments":{"order_id":"#W111111"}' in text
 
 
 def row(ids: list[int], learn: list[int]) -> SupervisedRow:
