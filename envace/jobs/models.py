@@ -41,7 +41,8 @@ def resolve(name: str) -> Path | str:
     if (path / "metrics.jsonl").exists() or (path / "env.json").exists():
         if not (path / MODEL_FOLDER).exists():
             raise ModelError(
-                f"The run {path} has no final weights yet. Finish it by --resume, or name one of its checkpoints."
+                f"The run {path} has no final weights yet. Finish it by --resume, or name one of its checkpoints "
+                f"or {path / 'best'}."
             )
         return path / MODEL_FOLDER
     if path.is_dir():

@@ -17,7 +17,9 @@ from envace.jobs.models import MODEL_FOLDER, load, resolve
 from envace.jobs.worlds import World, open_world
 from envace.runs import RunFolder
 from envace.runs.folder import data_hash
+from envace.runs.trackers import check_tracker, tracking
 from envace.training.checkpoints import Loaded, file_hash, save_model
+from envace.training.group_size import dead_groups_line, measured_line
 from envace.training.grpo import Trainer
 from envace.training.recipe import Recipe
 
@@ -33,7 +35,8 @@ def train(
     Returns:
         `arm`, `updates`, `reward` (mean of the last update), `loss` (of the last), `success` (first and last
         evaluation), `feasible_share` (first and last), `real_calls_in_training`, `tokens_per_s` (sampled),
-        `update_tokens_per_s` (through the optimiser step), `memory_gb` (peak), `seconds`, `run`.
+        `update_tokens_per_s` (through the optimiser step), `memory_gb` (peak), `seconds`, `alarms` (names of those that
+        went off), `best` (evaluation that `best/` holds the weights of), `run`, `tracker_failures` (with a tracker).
 
     Raises:
         EnvaceError: As its subclasses say.
@@ -45,6 +48,7 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
     _check_precision(recipe)
+    check_tracker(recipe.tracker)
     loaded = load(recipe.model, recipe)
     async with open_world(recipe) as world, open_world(recipe) as judge:
         _check_oracle(recipe, world)
@@ -60,13 +64,23 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
             display.say(
                 f"going on after update {done}" if done else "no whole checkpoint yet: starting from the first update"
             )
+        display.say(dead_groups_line(recipe.group_size))
         display.start("training", recipe.updates)
-        await trainer.run()
+        with tracking(
+            folder,
+            recipe.tracker,
+            config=recipe.model_dump(mode="json"),
+            done=done,
+            project=recipe.tracker_project,
+            say=display.say,
+        ) as tracker:
+            await trainer.run()
         display.finish("training")
         save_model(folder.path / MODEL_FOLDER, loaded)
         shown = await judge.scenarios("heldout", SHOWN_REHEARSALS)
         folder.log_trajectories(await rehearsals(recipe, judge, loaded, shown, update=recipe.updates))
-    return train_summary(recipe, folder, time.perf_counter() - started)
+    summary = train_summary(recipe, folder, time.perf_counter() - started)
+    return {**summary, "tracker_failures": tracker.failures} if tracker else summary
 
 
 def _check_precision(recipe: Recipe) -> None:
@@ -122,6 +136,10 @@ async def _trainer(
         if record["kind"] == "eval":
             share = "undecided" if record["success"] is None else f"{record['success']:.3f}"
             display.say(f"update {record['update']}: real success {share} of {record['n']} held-out scenarios")
+            if record["update"] == 0 and record["success"] is not None:
+                display.say(measured_line(record["success"], recipe.group_size))
+        elif record["kind"] == "alarm":
+            display.say(record["said"])
         else:
             display.advance("training", record["update"], _note(record))
 
@@ -158,5 +176,7 @@ def train_summary(recipe: Recipe, folder: RunFolder, seconds: float) -> dict[str
         ),
         "memory_gb": round(updates[-1]["memory_gb"], 2),
         "seconds": round(seconds, 1),
+        "alarms": sorted({alarm["alarm"] for alarm in folder.metrics("alarm")}),
+        "best": folder.results().get("best"),
         "run": str(folder.path),
     }

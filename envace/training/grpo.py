@@ -18,10 +18,22 @@ from envace.rollout.groups import Collector
 from envace.runs import RunFolder
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario
+from envace.training.alarms import Watch
 from envace.training.batches import training_rows
-from envace.training.checkpoints import Loaded, latest, load_state, load_weights, prune, save_checkpoint, set_aside
+from envace.training.checkpoints import (
+    Loaded,
+    latest,
+    load_state,
+    load_weights,
+    prune,
+    save_checkpoint,
+    save_model,
+    set_aside,
+)
+from envace.training.keeping import Keeper
 from envace.training.lora import add_lora
 from envace.training.metrics import group_metrics
+from envace.training.probe import WeightProbe
 from envace.training.recipe import Recipe
 from envace.training.update import LossSettings, reference_of, update
 from envace.types import Group
@@ -58,6 +70,13 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(learned, lr=self.recipe.learning_rate, weight_decay=0.0)
         needs_reference = self.recipe.loss.kl > 0 or (self.recipe.anchored and self.recipe.loss.anchor_kl > 0)
         self.reference = reference_of(model) if needs_reference else None
+        self.watch = Watch(self.recipe.alarms)
+        self.keeper = Keeper(
+            self.folder,
+            lambda path, notes: save_model(path, self.loaded, notes=notes),
+            enabled=self.recipe.keep_best,
+        )
+        self.probe = WeightProbe()
         self.done = 0
         self.set_aside: list[Path] = []
         """Damaged checkpoints that a resumed run did not go on from."""
@@ -74,6 +93,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.done = int(state["updates"])
         self.folder.rewind(self.done)
+        self.watch.resume(self.folder.metrics())
         return self.done
 
     async def run(self) -> None:
@@ -81,16 +101,30 @@ class Trainer:
         recipe = self.recipe
         if self.done == 0 and not self.folder.metrics("eval"):
             await self._evaluate(0)
+        self.keeper.keep(self.done)
         for number in range(self.done + 1, recipe.updates + 1):
             record = await self._update(number)
             self.folder.log(record)
             self.progress(record)
             self.done = number
+            self._alarm(record)
             last = number == recipe.updates
             if last or (recipe.eval.every and number % recipe.eval.every == 0):
                 await self._evaluate(number)
-            if last or number % recipe.checkpoint_every == 0:
+            if last or number % recipe.checkpoint_every == 0 or self.keeper.due(number):
                 self._checkpoint(number)
+            self.keeper.keep(number)
+
+    def _alarm(self, record: dict[str, Any]) -> None:
+        """Record the alarms that an update sets off. Raises TrainingError after a checkpoint where one stops it."""
+        alarms = self.watch.see(record)
+        for alarm in alarms:
+            self.folder.log(alarm.record())
+            self.progress({**alarm.record(), "said": str(alarm)})
+        stopping = next((alarm for alarm in alarms if alarm.action == "stop"), None)
+        if stopping is not None:
+            self._checkpoint(stopping.update)
+            raise TrainingError(f"{stopping}. It is to stop the run: a checkpoint is written.")
 
     async def _update(self, number: int) -> dict[str, Any]:
         """One update: sample, reward, step. Returns its record."""
@@ -109,6 +143,7 @@ class Trainer:
             baseline=recipe.baseline,
             scale=recipe.scale,
         )
+        self.probe.before(self.loaded.model)
         losses = update(
             self.loaded.model,
             self.reference,
@@ -118,6 +153,7 @@ class Trainer:
             temperature=recipe.temperature,
             pad_id=self.loaded.format.pad_id,
         )
+        self.probe.after(self.loaded.model, losses["grad_norm"])
         if number % recipe.trajectories_every == 0 or number == 1:
             self._record(groups[0], number)
         ended = time.perf_counter()
