@@ -17,6 +17,8 @@ _PUBLIC = {
     "write_report": "envace.report.page",
     "demo": "envace.jobs.demo",
     "doctor": "envace.jobs.doctor",
+    "plan": "envace.jobs.plan",
+    "export": "envace.jobs.export",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]  # pyright: ignore

@@ -47,11 +47,11 @@ def train(
 async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> dict[str, Any]:
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
-    _check_precision(recipe)
+    check_precision(recipe)
     check_tracker(recipe.tracker)
     loaded = load(recipe.model, recipe)
     async with open_world(recipe) as world, open_world(recipe) as judge:
-        _check_oracle(recipe, world)
+        check_oracle(recipe, world)
         # The folder comes last: a mistake in the recipe leaves nothing behind.
         folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume, inputs=_inputs(recipe, world))
         trainer = await _trainer(recipe, folder, loaded, world, judge, display)
@@ -83,7 +83,7 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
     return {**summary, "tracker_failures": tracker.failures} if tracker else summary
 
 
-def _check_precision(recipe: Recipe) -> None:
+def check_precision(recipe: Recipe) -> None:
     """Steps of a small rate are lost where a weight has eight bits of mantissa."""
     if recipe.dtype == "bfloat16" and recipe.lora is None:
         raise ConfigError(
@@ -109,7 +109,7 @@ def _model_hash(model: Path | str) -> str:
     return data_hash([file_hash(file) for file in sorted(model.glob("*.safetensors"))])
 
 
-def _check_oracle(recipe: Recipe, world: World) -> None:
+def check_oracle(recipe: Recipe, world: World) -> None:
     """Rehearsed arms are rewarded by what the oracle program would have done."""
     lacking = [name for name, spec in world.specs.items() if not spec.has_oracle]
     if lacking and recipe.arm != "grpo-real":
