@@ -19,6 +19,8 @@ _PUBLIC = {
     "doctor": "envace.jobs.doctor",
     "check_data": "envace.jobs.data",
     "convert_data": "envace.jobs.data",
+    "plan": "envace.jobs.plan",
+    "export": "envace.jobs.export",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]  # pyright: ignore

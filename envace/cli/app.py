@@ -94,6 +94,9 @@ def train(
     overrides: Overrides = None,
     out: Out = None,
     resume: Resume = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what the run would take and lacks; train nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train by role-wise GRPO."""
@@ -101,6 +104,11 @@ def train(
     from envace.training.recipe import load_recipe
 
     changed = load_recipe(recipe, overrides or ())
+    if dry_run:
+        from envace.jobs.plan import plan
+
+        show(plan(changed, out=out, resume=resume), as_json, kind="plan")
+        return
     show(job(changed, out=out, resume=resume, display=display_for(as_json)), as_json, kind="train")
 
 
@@ -124,6 +132,23 @@ def evaluate(
         as_json,
         kind="eval",
     )
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="A run or model folder, starter, smollm2, or a hub name.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; it must not hold anything.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="bfloat16, float16 or float32; default what the weights are stored in.", show_default=False),
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="Of a run, the weights of its best evaluation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write merged weights as a plain folder for transformers, vLLM and llama.cpp."""
+    from envace.jobs.export import export as job
+
+    show(job(model, out=out, dtype=dtype, best=best), as_json, kind="export")
 
 
 @app.command()

@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -109,6 +110,10 @@ def show(result: dict[str, Any], as_json: bool, *, kind: str) -> None:
         print(json.dumps(result, ensure_ascii=False))
         return
     console = Console()
+    if kind == "plan":
+        console.print(
+            yaml.safe_dump(result["recipe"], sort_keys=False, allow_unicode=True), markup=False, highlight=False
+        )
     for table in _tables(result, kind):
         console.print(table)
     for line in _next(result, kind):
@@ -120,6 +125,8 @@ def _tables(result: dict[str, Any], kind: str) -> list[Table]:
         return [results_table(run) for run in result.get("runs", [result])]
     if kind == "eval":
         return [results_table({"evaluated": result})]
+    if kind == "plan":
+        return plan_tables(result)
     table = Table(show_header=False, box=None)
     if kind == "doctor":
         for check in result["checks"]:
@@ -165,6 +172,41 @@ def _plain(text: str) -> Text:
     return Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
 
 
+def plan_tables(result: dict[str, Any]) -> list[Table]:
+    """A dry run: what it would take, what groups would be dead, and what lacks."""
+    takes = Table("of a run", "an update", "in all", box=None)
+    takes.add_row("rollouts", *(f"{result['rollouts'][of]:,}" for of in ("update", "run")))
+    tokens = result["tokens"]
+    for name, words in TOKENS.items():
+        takes.add_row(words, *(f"{tokens[of][name]:,}" for of in ("update", "run")))
+    takes.add_row("tokens of a prompt", "unknown" if tokens["prompt"] is None else f"{tokens['prompt']:g}", "")
+    calls = result["judge_calls"] or {"update": "none", "run": "none"}
+    takes.add_row("calls to the judge, at most", str(calls["update"]), str(calls["run"]))
+    memory = Table("memory", "GB", box=None)
+    if result["memory"] is None:
+        memory.add_row("unknown", "")
+    else:
+        for name, size in result["memory"]["parts_gb"].items():
+            memory.add_row(name, f"{size:.3f}")
+        memory.add_row("all", f"{result['memory']['total_gb']:.3f}")
+        for name, size in result["memory"]["available_gb"].items():
+            memory.add_row(f"free: {name}", "none" if size is None else f"{size:.3f}")
+    dead = Table("chance of success", "groups without spread (rewards 0 or 1)", box=None)
+    for row in result["dead_groups"]:
+        dead.add_row(f"{row['success']:g}", f"{row['dead']:.0%}")
+    lacks = Table("missing", "why", "how to get it")
+    for lack in result["missing"]:
+        lacks.add_row(*(Text(lack[key]) for key in ("what", "why", "how")))
+    return [takes, memory, dead, *([lacks] if result["missing"] else [])]
+
+
+TOKENS = {
+    "sampled_max": "tokens sampled, at most",
+    "trained_max_shared": "tokens trained, at most",
+    "trained_max_apart": "the same, a row an output",
+}
+
+
 def _next(result: dict[str, Any], kind: str) -> list[str]:
     """What to run next."""
     if kind == "demo":
@@ -179,6 +221,8 @@ def _next(result: dict[str, Any], kind: str) -> list[str]:
         return [f"{len(result['checks']) - fails} of {len(result['checks'])} hold on {result['model']}"]
     if kind == "sft":
         return [f"next: envace train RECIPE model={result['run']}"]
+    if kind == "plan":
+        return [f"missing: {len(result['missing'])}" if result["missing"] else "nothing is missing"]
     if kind == "train":
         return [f"next: envace eval RECIPE --model {result['run']}; envace report {result['run']}"]
     return []

@@ -64,7 +64,7 @@ def demo(
     results["seconds"] = round(time.perf_counter() - started, 1)
     results["run"] = str(out / recipe.arm)
     folder = RunFolder.open(out / recipe.arm)
-    folder.write_json(folder.results_file, results)
+    folder.write_json(folder.results_file, {**folder.results(), **results})  # training wrote which update is best
     page = report([folder.path])
     return {**results, "report": str(page)}
 

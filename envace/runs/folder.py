@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class RunFolder:
         self.results_file = path / "results.json"
         self.report_file = path / "report.html"
         self.checkpoints = path / "checkpoints"
+        self._watchers: list[Callable[[dict[str, Any]], None]] = []
 
     @classmethod
     def create(
@@ -96,8 +98,18 @@ class RunFolder:
         return [r for r in read_lines(self.metrics_file) if kind is None or r.get("kind") == kind]
 
     def log(self, record: dict[str, Any]) -> None:
-        """Append one metric record."""
+        """Append one metric record, and show it to whoever watches."""
         append_lines(self.metrics_file, [record])
+        for watcher in self._watchers:
+            watcher(record)
+
+    def watch(self, watcher: Callable[[dict[str, Any]], None]) -> None:
+        """Call `watcher` with every metric record from now on, once it is on the disk."""
+        self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[dict[str, Any]], None]) -> None:
+        """Call it no longer."""
+        self._watchers.remove(watcher)
 
     def log_trajectories(self, records: list[dict[str, Any]]) -> None:
         """Append trajectories."""

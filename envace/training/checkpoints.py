@@ -92,9 +92,20 @@ def _device(name: str) -> str:
     return name
 
 
-def save_model(path: Path, loaded: Loaded, *, dtype: torch.dtype = torch.float32) -> None:
-    """Write a model folder whole, replacing an older one only once the new one is complete."""
-    save_weights(path, loaded.model, loaded.format.tokenizer, dtype=dtype)
+def save_model(
+    path: Path, loaded: Loaded, *, dtype: torch.dtype = torch.float32, notes: Mapping[str, str] | None = None
+) -> None:
+    """Write a model folder whole, replacing an older one only once the new one is complete.
+
+    `notes`: further text files, by name.
+    """
+
+    def write(folder: Path) -> None:
+        _write_model(folder, loaded.model, loaded.format.tokenizer, dtype)
+        for name, text in (notes or {}).items():
+            (folder / name).write_text(text + "\n", encoding="utf-8")
+
+    _whole(path, write)
 
 
 def save_weights(

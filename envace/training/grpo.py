@@ -21,10 +21,12 @@ from envace.rollout.groups import Collector
 from envace.runs import RunFolder
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario
+from envace.training.alarms import Watch
 from envace.training.arms import REHEARSE
 from envace.training.batches import training_rows
-from envace.training.checkpoints import Loaded, latest, prune, save_checkpoint, set_aside
+from envace.training.checkpoints import Loaded, latest, prune, save_checkpoint, save_model, set_aside
 from envace.training.demonstrations import SupervisedRow
+from envace.training.keeping import Keeper
 from envace.training.learner import Learner
 from envace.training.metrics import group_metrics, has_spread, judge_metrics, renumbered
 from envace.training.recipe import Recipe
@@ -98,6 +100,12 @@ class Trainer:
                 raise TrainingError(f"arm {self.recipe.arm} trains a second policy, and there is none.")
             self.rehearser = Learner(self.second, self.recipe, roles=REHEARSE, anchored=anchored)
         self.prompts = load_prompts(self.recipe.prompts)
+        self.watch = Watch(self.recipe.alarms)
+        self.keeper = Keeper(
+            self.folder,
+            lambda path, notes: save_model(path, self.loaded, notes=notes),
+            enabled=self.recipe.keep_best,
+        )
         self.done = 0
         self.cursor = 0
         """Scenarios drawn so far."""
@@ -116,6 +124,7 @@ class Trainer:
             self.rehearser.restore(path / SECOND)
         self.done, self.cursor = int(state["updates"]), int(state["cursor"])
         self.folder.rewind(self.done)
+        self.watch.resume(self.folder.metrics())
         return self.done
 
     async def run(self) -> None:
@@ -123,16 +132,30 @@ class Trainer:
         recipe = self.recipe
         if self.done == 0 and not self.folder.metrics("eval"):
             await self._evaluate(0)
+        self.keeper.keep(self.done)
         for number in range(self.done + 1, recipe.updates + 1):
             record = await (self._imitation(number) if self.teach is not None else self._update(number))
             self.folder.log(record)
             self.progress(record)
             self.done = number
+            self._alarm(record)
             last = number == recipe.updates
             if last or (recipe.eval.every and number % recipe.eval.every == 0):
                 await self._evaluate(number)
-            if last or number % recipe.checkpoint_every == 0:
+            if last or number % recipe.checkpoint_every == 0 or self.keeper.due(number):
                 self._checkpoint(number)
+            self.keeper.keep(number)
+
+    def _alarm(self, record: dict[str, Any]) -> None:
+        """Record the alarms that an update sets off. Raises TrainingError after a checkpoint where one stops it."""
+        alarms = self.watch.see(record)
+        for alarm in alarms:
+            self.folder.log(alarm.record())
+            self.progress({**alarm.record(), "said": str(alarm)})
+        stopping = next((alarm for alarm in alarms if alarm.action == "stop"), None)
+        if stopping is not None:
+            self._checkpoint(stopping.update)
+            raise TrainingError(f"{stopping}. It is to stop the run: a checkpoint is written.")
 
     async def _update(self, number: int) -> dict[str, Any]:
         """One update: sample, reward, step. Returns its record."""

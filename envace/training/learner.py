@@ -14,6 +14,7 @@ from envace.training.checkpoints import Loaded, load_state, load_weights
 from envace.training.demonstrations import SupervisedRow
 from envace.training.forward import Reference
 from envace.training.lora import add_lora
+from envace.training.probe import WeightProbe
 from envace.training.recipe import Recipe
 from envace.training.sft import imitate
 from envace.training.update import update
@@ -39,6 +40,7 @@ class Learner:
         learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(learned, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
         needed = recipe.loss.kl > 0 or (anchored and recipe.loss.anchor_kl > 0)
+        self._probe = WeightProbe()
         self._reference = Reference(model) if needed and recipe.arm != "sft" else None
 
     def policy(self) -> LocalPolicy:
@@ -48,7 +50,8 @@ class Learner:
 
     def update(self, rows: Sequence[Row]) -> dict[str, float]:
         """One step by policy gradient. Raises TrainingError when numbers give out."""
-        return update(
+        self._probe.before(self.loaded.model)
+        losses = update(
             self.loaded.model,
             self._reference,
             self.optimizer,
@@ -57,6 +60,8 @@ class Learner:
             temperature=self._recipe.temperature,
             pad_id=self.loaded.format.pad_id,
         )
+        self._probe.after(self.loaded.model, losses["grad_norm"])
+        return losses
 
     def imitate(self, rows: Sequence[SupervisedRow]) -> dict[str, float]:
         """One step on recorded conversations. Raises TrainingError when numbers give out."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from envace.rewards.judge import Judge
 from envace.training.advantages import FLAT
+from envace.training.repetition import repetition_metrics
 from envace.types import Consistency, Group, Learn, Role, StopReason, Trajectory
 
 
@@ -29,6 +30,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         "tokens_per_trajectory/rehearse": float(np.mean([t.count(Role.REHEARSE) for t in everyone])),
         "anchored_tokens": sum(len(s.ids) for t in everyone for s in t.segments if s.learn is Learn.ANCHOR),
         "calls_per_trajectory": float(np.mean([len(t.exchanges) for t in everyone])),
+        **repetition_metrics(groups),
+        "unscored": 1 - len(scored) / len(everyone),
         **{f"stop/{reason.value}": stops[reason] / len(everyone) for reason in StopReason},
     }
 

@@ -16,6 +16,7 @@ from envace.rewards import WEIGHTS
 from envace.rewards.judge import JudgeSection
 from envace.rollout import Limits
 from envace.rollout.groups import Layout, Setting
+from envace.runs.trackers import TrackerName
 from envace.training.advantages import AdvantageKind, AdvantageSettings
 from envace.training.arms import ARMS, Arm, ArmFacts
 
@@ -151,6 +152,41 @@ class EvalSection(Section):
     """Recorded episodes of the fixed fidelity probe."""
 
 
+AlarmName = Literal["entropy", "repetition", "length", "flat", "unscored", "grad_norm", "kl"]
+AlarmAction = Literal["warn", "stop", "off"]
+
+
+class AlarmsSection(Section):
+    """When a run is told that it may be collapsing; each alarm reads the metrics of updates alone."""
+
+    action: AlarmAction = "warn"
+    """What every alarm does: `warn` says it and goes on, `stop` writes a checkpoint and ends the run, `off` nothing."""
+    actions: dict[AlarmName, AlarmAction] = Field(default_factory=dict)
+    """The same for single alarms, e.g. `{repetition: stop}`; all others do what `action` says."""
+    patience: int = Field(3, ge=1)
+    """Updates in a row that must be beyond a threshold."""
+    first: int = Field(5, ge=1)
+    """Updates whose mean is what the run began with, for `entropy_drop` and `growth`."""
+    entropy: float = Field(0.01, ge=0)
+    """`entropy`: mean entropy of a role's tokens below this, nats."""
+    entropy_drop: float = Field(0.1, ge=0, le=1)
+    """`entropy`: below this share of what the run began with."""
+    repetition: float = Field(0.5, ge=0, le=1)
+    """`repetition`: share of trajectories that repeat themselves in a role above this."""
+    length: float = Field(0.5, ge=0, le=1)
+    """`length`: share of trajectories cut by a limit on tokens above this."""
+    growth: float = Field(4.0, gt=1)
+    """`length`: sampled tokens a trajectory above so many times what the run began with."""
+    flat: float = Field(0.9, ge=0, le=1)
+    """`flat`: share of cells in which all rewards are equal above this."""
+    unscored: float = Field(0.25, ge=0, le=1)
+    """`unscored`: share of trajectories without a reward above this."""
+    grad_norm: float = Field(10.0, gt=1)
+    """`grad_norm`: gradient norm above so many times the median of the updates before."""
+    kl: float = Field(0.5, gt=0)
+    """`kl`: KL to the starting policy above this, nats a token."""
+
+
 class Recipe(Section):
     """A run. `envace recipe` prints the starter run."""
 
@@ -207,6 +243,13 @@ class Recipe(Section):
     """Who decides what no program can, where scenarios bring checklists."""
     checkpoint_every: int = Field(5, ge=1)
     keep_checkpoints: int = Field(2, ge=1)
+    keep_best: bool = True
+    """Keep the weights of the best evaluation during training as a model folder, `best/`."""
+    tracker: TrackerName = "none"
+    """Where the records of metrics.jsonl also go."""
+    tracker_project: str | None = None
+    """What a tracker files the run under; None is `envace`."""
+    alarms: AlarmsSection = Field(default_factory=AlarmsSection)
     trajectories_every: int = Field(10, ge=1)
     """Updates between recordings of one group's trajectories."""
     threads: int = Field(1, ge=1)
