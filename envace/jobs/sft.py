@@ -18,6 +18,7 @@ from envace.models.formats import StarterFormat, listing
 from envace.models.transcripts import random_stream
 from envace.prompts import load_prompts
 from envace.runs import RunFolder
+from envace.runs.trackers import check_tracker, tracking
 from envace.scenarios import Scenario
 from envace.scenarios.conversations import recorded_conversation
 from envace.scenarios.packages import dump_line
@@ -70,6 +71,7 @@ def sft(
 async def _sft(recipe: Recipe, out: Path, resume: bool, display: Display) -> dict[str, Any]:
     torch.set_num_threads(recipe.threads)
     started = time.perf_counter()
+    check_tracker(recipe.tracker)
     async with open_world(recipe) as world:
         folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume)
         if (folder.path / MODEL_FOLDER).exists():
@@ -169,6 +171,28 @@ def _train(
     settings = recipe.sft
     optimizer = MuonAdam(loaded.model, matrix_lr=settings.matrix_lr, lr=settings.lr)
     done = _resume(folder, loaded, optimizer)
+    with tracking(
+        folder,
+        recipe.tracker,
+        config=recipe.model_dump(mode="json"),
+        done=done,
+        project=recipe.tracker_project,
+        say=display.say,
+    ):
+        return _steps(recipe, folder, loaded, optimizer, rows, done, display)
+
+
+def _steps(
+    recipe: Recipe,
+    folder: RunFolder,
+    loaded: Loaded,
+    optimizer: MuonAdam,
+    rows: list[SupervisedRow],
+    done: int,
+    display: Display,
+) -> tuple[float, list[float]]:
+    """The steps after `done`."""
+    settings = recipe.sft
     tokens, losses = 0.0, []
     display.start("warm-up", settings.steps)
     for step, batch in enumerate(batches(rows, size=settings.batch_size, steps=settings.steps, seed=recipe.seed), 1):

@@ -176,7 +176,7 @@ class TensorBoard:
     def __init__(self, path: Path, config: dict[str, Any], done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(path / "tensorboard"), purge_step=done + 1 if done else None)
+        self._writer: Any = SummaryWriter(str(path / "tensorboard"), purge_step=done + 1 if done else 0)
         if not done:
             text = json.dumps(config, indent=2, ensure_ascii=False)
             self._writer.add_text("config", "\n".join(f"    {line}" for line in text.splitlines()), 0)

@@ -147,3 +147,27 @@ def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "--version")
 
     assert (code, out, err) == (0, f"envace {envace.__version__}\n", "")
+
+
+def test_a_dry_run_is_a_table_or_one_object_and_ends_well_whatever_lacks(
+    capsys: pytest.CaptureFixture[str], recipe: str, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "run")
+    code, shown, _ = run(capsys, "train", recipe, "group_size=2", "--dry-run", "--out", out)
+    assert code == 0
+    assert "group_size: 2" in shown and "kv_cache" in shown and "missing: 1" in shown
+
+    code, shown, _ = run(capsys, "train", recipe, "group_size=2", "--dry-run", "--json", "--out", out)
+    assert code == 0
+    (lack,) = json.loads(shown)["missing"]
+    assert lack["what"] == "groups larger than 2"
+    assert not Path(out).exists()
+
+
+def test_export_says_what_it_wrote(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = str(tmp_path / "exported")
+    code, shown, _ = run(capsys, "export", "starter", "--out", out, "--dtype", "float16", "--json")
+    assert code == 0
+    assert json.loads(shown)["dtype"] == "float16"
+    assert run(capsys, "export", "starter", "--out", out)[0] == 2
+    assert run(capsys, "export", "starter", "--out", str(tmp_path / "other"), "--dtype", "int4")[0] == 2

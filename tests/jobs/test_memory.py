@@ -53,6 +53,7 @@ MEASURE = """
 import json, resource, sys
 from pathlib import Path
 import psutil
+from envace.jobs.train import train
 from envace.training.recipe import load_recipe
 recipe = load_recipe(json.loads(sys.argv[1]))
 before = psutil.Process().memory_info().rss
@@ -87,7 +88,14 @@ def ten_million(folder: Path) -> Path:
 def test_the_estimate_is_within_a_factor_of_two_of_what_a_run_takes(tmp_path: Path, size: str) -> None:
     model = SHIPPED if size == "starter" else ten_million(tmp_path / "model")
     few = {} if size == "starter" else {"scenarios_per_update": 2}
-    settings = {"model": str(model), "updates": 1, "keep_best": False, "eval": {"every": 0, "scenarios": 1}, **few}
+    settings = {
+        "model": str(model),
+        "updates": 1,
+        "keep_best": False,
+        "data": {"train": 64},
+        "eval": {"every": 0, "scenarios": 1},
+        **few,
+    }
     command = [sys.executable, "-c", MEASURE, json.dumps(settings), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     measured = int(done.stdout)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from envace.errors import ConfigError
+from envace.jobs.sft import sft
 from envace.jobs.train import train
 from envace.runs import RunFolder
 from envace.runs import trackers as module
@@ -116,6 +117,12 @@ def test_a_resumed_run_takes_back_what_tensorboard_has_beyond_its_checkpoint(tmp
     log(tmp_path / "run", "tensorboard", range(1, 6))
     log(tmp_path / "run", "tensorboard", range(3, 5), done=2)
     assert scalars(tmp_path / "run")["part/answer"] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+
+
+def test_a_run_that_begins_anew_takes_back_all_that_tensorboard_has(tmp_path: Path) -> None:
+    log(tmp_path / "run", "tensorboard", range(0, 3))
+    log(tmp_path / "run", "tensorboard", range(0, 2))
+    assert scalars(tmp_path / "run")["part/answer"] == [(0, 0.0), (1, 0.1)]
 
 
 def test_wandb_offline_holds_every_record_and_goes_on_as_the_same_run(tmp_path: Path) -> None:
@@ -269,3 +276,15 @@ def test_a_whole_run_is_tracked(tmp_path: Path) -> None:
     records = RunFolder.open(tmp_path / "run").metrics("update")
     assert scalars(tmp_path / "run")["reward"] == [(r["update"], pytest.approx(r["reward"], abs=1e-5)) for r in records]
     assert len(scalars(tmp_path / "run")["success"]) == 3
+
+
+def test_a_warm_up_is_tracked_by_its_steps(tmp_path: Path) -> None:
+    settings = {
+        "model": "new",
+        "sft": {"demonstrations": 8, "steps": 12, "batch_size": 2},
+        "tracker": "tensorboard",
+    }
+    sft(load_recipe(settings), out=tmp_path / "run")
+    records = RunFolder.open(tmp_path / "run").metrics("sft")
+    assert scalars(tmp_path / "run")["loss"] == [(r["step"], pytest.approx(r["loss"], abs=1e-4)) for r in records]
+    assert [record["step"] for record in records] == [10, 12]
