@@ -120,8 +120,8 @@ def test_a_resumed_run_takes_back_what_tensorboard_has_beyond_its_checkpoint(tmp
 
 
 def test_a_run_that_begins_anew_takes_back_all_that_tensorboard_has(tmp_path: Path) -> None:
-    log(tmp_path / "run", "tensorboard", range(0, 3))
-    log(tmp_path / "run", "tensorboard", range(0, 2))
+    log(tmp_path / "run", "tensorboard", range(3))
+    log(tmp_path / "run", "tensorboard", range(2))
     assert scalars(tmp_path / "run")["part/answer"] == [(0, 0.0), (1, 0.1)]
 
 
