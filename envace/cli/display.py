@@ -180,8 +180,9 @@ def plan_tables(result: dict[str, Any]) -> list[Table]:
     for name, words in TOKENS.items():
         takes.add_row(words, *(f"{tokens[of][name]:,}" for of in ("update", "run")))
     takes.add_row("tokens of a prompt", "unknown" if tokens["prompt"] is None else f"{tokens['prompt']:g}", "")
-    calls = result["judge_calls"] or {"update": "none", "run": "none"}
-    takes.add_row("calls to the judge, at most", str(calls["update"]), str(calls["run"]))
+    calls = result["judge_calls"] or {"update": "none", "run": "none", "turns": 0}
+    a_turn = " (a user turn: the data is not here)" if calls["turns"] is None else ""
+    takes.add_row(f"calls to the judge, at most{a_turn}", str(calls["update"]), str(calls["run"]))
     memory = Table("memory", "GB", box=None)
     if result["memory"] is None:
         memory.add_row("unknown", "")

@@ -123,7 +123,8 @@ def memory_parts(shape: Shape, recipe: Recipe, *, on_gpu: bool, prompt: float | 
     size = 4 if recipe.dtype == "float32" else 2
     learned = shape.adapters if recipe.lora is not None else shape.parameters
     weights = shape.parameters * size + shape.adapters * 4
-    rows, length = recipe.scenarios_per_update * recipe.group_size, recipe.limits.max_length
+    groups = min(recipe.groups_at_once or recipe.scenarios_per_update, recipe.scenarios_per_update)
+    rows, length = groups * recipe.group_size, recipe.limits.max_length
     tokens = max(recipe.loss.max_batch_tokens, length)
     wanted = min(tokens, recipe.loss.model_dump().get("logit_chunk", tokens))
     if prompt is not None:
@@ -138,7 +139,7 @@ def memory_parts(shape: Shape, recipe: Recipe, *, on_gpu: bool, prompt: float | 
         "reference": float(second * weights) if referenced and recipe.lora is None else 0.0,
         "kv_cache": float(rows * _rounded(length) * shape.layers * 2 * shape.key_value * size),
         "sampling": float(rows * shape.vocabulary * SAMPLING_BYTES),
-        "activations": float(tokens * activation_width(shape) * size),
+        "activations": float(tokens * activation_width(shape, recompute=recipe.loss.recompute) * size),
         "logits": float(wanted * shape.vocabulary * 4 * LOGIT_COPIES),
     }
 
@@ -154,7 +155,7 @@ LOGIT_COPIES = 5
 """Logits, log-probabilities, their gradient, the reference's, and the entropy's products."""
 
 
-def activation_width(shape: Shape) -> float:
+def activation_width(shape: Shape, *, recompute: bool = False) -> float:
     """Numbers that a training forward keeps of one token for its way back.
 
     A layer of the Llama kind keeps, of the hidden width, its input, two norms with what they normalised (in float32)
@@ -162,7 +163,9 @@ def activation_width(shape: Shape) -> float:
     its activation, up and their product.
     """
     layer = 10 * shape.hidden + 4 * shape.query + 5 * shape.key_value + 4 * shape.inner
-    return float(shape.layers * layer + 4 * shape.hidden)
+    # Recomputed, each layer's input stays, and all of one layer at a time.
+    kept = layer + shape.layers * shape.hidden if recompute else shape.layers * layer
+    return float(kept + 4 * shape.hidden)
 
 
 def available(on_gpu: bool) -> dict[str, float | None]:

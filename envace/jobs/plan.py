@@ -100,15 +100,16 @@ def token_counts(recipe: Recipe, prompt: float | None) -> dict[str, Any]:
     }
 
 
-def judge_calls(judge: dict[str, Any] | None, recipe: Recipe, turns: float | None) -> dict[str, float] | None:
-    """Calls to the judge at one a user turn, at most; null where the recipe has none, or turns are not known.
+def judge_calls(judge: dict[str, Any] | None, recipe: Recipe, turns: float | None) -> dict[str, Any] | None:
+    """Calls to the judge at one a user turn, at most; null where the recipe has none.
 
-    In the mode `item` each step of a turn is asked about once for each item, which depends on the checklists.
+    `turns` is the mean number of user turns; where the data is not here it is null, and the calls are those of one
+    turn. In the mode `item` each step of a turn is asked about once for each item, which depends on the checklists.
     """
-    if judge is None or turns is None:
+    if judge is None:
         return None
-    update = recipe.scenarios_per_update * recipe.group_size * turns
-    return {"update": round(update), "run": round(update * recipe.updates)}
+    update = recipe.scenarios_per_update * recipe.group_size * (1.0 if turns is None else turns)
+    return {"update": round(update), "run": round(update * recipe.updates), "turns": turns}
 
 
 # --- the model -------------------------------------------------------------------------------------------------

@@ -58,6 +58,8 @@ class Setting:
     reward: RewardName = "contract"
     gate: bool = True
     """With reward `judged`: whether the user speaks again only after a turn that passed what its checklist requires."""
+    groups_at_once: int | None = None
+    """None is all."""
     grounded: bool = False
     """In layout `prompted`: whether the rehearser is shown the scenario's recorded calls with their results."""
     weights: Mapping[str, float] = field(default_factory=lambda: dict(WEIGHTS))
@@ -100,23 +102,28 @@ class Collector:
         """Look-up tokens handed over within groups so far."""
 
     async def groups(self, scenarios: Sequence[Scenario], *, size: int, seed: tuple[int, ...]) -> list[Group]:
-        """Roll out every scenario `size` times, all at once.
+        """Roll out every scenario `size` times, so many groups at once as the setting says.
 
         Trajectory j of scenario i samples from the stream (seed..., i, j), so the result does not depend on timing.
         """
         worlds = [GroupWorld() for _ in scenarios]
         prompts = [self._prompt(scenario) for scenario in scenarios]
-        tasks = [
-            self._one(scenario, prompts[i], worlds[i], group=i, index=j, seed=(*seed, i, j))
-            for i, scenario in enumerate(scenarios)
-            for j in range(size)
-        ]
-        trajectories = await asyncio.gather(*tasks)
+        at_once = self.setting.groups_at_once or max(1, len(scenarios))
+        made: list[Group] = []
+        for start in range(0, len(scenarios), at_once):
+            batch = range(start, min(start + at_once, len(scenarios)))
+            tasks = [
+                self._one(scenarios[i], prompts[i], worlds[i], group=i, index=j, seed=(*seed, i, j))
+                for i in batch
+                for j in range(size)
+            ]
+            trajectories = await asyncio.gather(*tasks)
+            made += [
+                Group(scenario_id=scenarios[i].id, trajectories=list(trajectories[n * size : (n + 1) * size]))
+                for n, i in enumerate(batch)
+            ]
         self.shared_tokens += sum(world.shared_tokens for world in worlds)
-        return [
-            Group(scenario_id=scenario.id, trajectories=list(trajectories[i * size : (i + 1) * size]))
-            for i, scenario in enumerate(scenarios)
-        ]
+        return made
 
     def _prompt(self, scenario: Scenario) -> list[int]:
         """What all rollouts of a scenario begin with; a chat template is rendered for it, so it is made once."""

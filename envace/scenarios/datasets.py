@@ -7,13 +7,16 @@ Three forms of rows are recognised: CM2's published one (`messages`, `tools`, `c
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from jsonschema import FormatChecker
 from jsonschema.exceptions import SchemaError
@@ -33,6 +36,8 @@ T = TypeVar("T")
 SUFFIXES = (".json", ".jsonl", ".parquet")
 HUB = "hub:"
 """Begins the name of a data set on the hub: `hub:owner/name`, or `hub:owner/name/split`."""
+REACH_SECONDS = 5.0
+"""How long the hub may take to accept a connection."""
 MAX_DETAIL = 300
 """Characters of what is said of a dropped row."""
 MAX_ID = 200
@@ -423,6 +428,7 @@ def _from_hub(name: str) -> list[Path]:
     except ImportError:
         raise DataError("The hub needs huggingface_hub. Run: pip install huggingface_hub") from None
     full = f"{owner}/{repository}"
+    _check_reach(huggingface_hub.constants.ENDPOINT, name)
     try:
         listed = sorted(huggingface_hub.HfApi().list_repo_files(full, repo_type="dataset"))
         chosen = _of_split([file for file in listed if Path(file).suffix in SUFFIXES], split, full)
@@ -432,6 +438,21 @@ def _from_hub(name: str) -> list[Path]:
     except Exception as error:  # noqa: BLE001 - the client's and its transport's many kinds; the boundary is here
         said = " ".join(str(error).split())[:200]
         raise DataError(f"cannot read {HUB}{name}: {type(error).__name__}: {said}") from None
+
+
+def _check_reach(endpoint: str, name: str) -> None:
+    """The client tries a host that cannot be found for half a minute; a connection tells at once."""
+    address = urlsplit(endpoint)
+    if any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname or "", port), timeout=REACH_SECONDS).close()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {HUB}{name}: {address.hostname} does not answer ({error}). Download the files where there is "
+            "a network, and name their folder."
+        ) from None
 
 
 def _of_split(files: Sequence[str], split: str, name: str) -> list[str]:

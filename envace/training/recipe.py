@@ -109,6 +109,9 @@ class LossSection(Section):
     """Padded tokens that go through the model at once; the update is the same whatever it is, memory is not."""
     logit_chunk: int = Field(512, ge=1)
     """Tokens whose distributions over the vocabulary are alive at once; the update is the same whatever it is."""
+    recompute: bool = False
+    """Whether activations are computed again on the way back instead of kept: less memory, about a third more time.
+    Prompts are then not shared."""
     share_prompts: bool = True
     """Whether a prompt that rows have in common is read once; the update is the same up to rounding."""
 
@@ -205,6 +208,8 @@ class Recipe(Section):
     scenarios_per_update: int = Field(16, ge=1)
     group_size: int = Field(8, ge=2)
     """Rollouts of each scenario. With 1 there is no baseline."""
+    groups_at_once: int | None = Field(None, ge=1)
+    """Groups whose rollouts are under way at once, which bounds the memory of their caches; None is all."""
     learning_rate: float = Field(2e-4, gt=0)
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of both roles in training."""
@@ -322,6 +327,7 @@ class Recipe(Section):
             answers="executable" if self.executes else "rehearsed",
             layout=self.layout,
             gate=self.gate,
+            groups_at_once=self.groups_at_once,
             grounded=self.grounding == "reference",
             share_world=self.share_world,
             anchors=self.facts.anchors,

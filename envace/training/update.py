@@ -92,8 +92,10 @@ def update(
     learned = [cut for cut in map(_cut, rows) if cut is not None]
     work = Work(model=model, reference=reference, settings=settings, temperature=temperature, sums=Sums())
     model.train()
+    if settings.recompute:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     optimizer.zero_grad(set_to_none=True)
-    share = settings.share_prompts and keeps_all(model.config.get_text_config())
+    share = settings.share_prompts and not settings.recompute and keeps_all(model.config.get_text_config())
     for picked, shared in plan(learned, max_tokens=settings.max_batch_tokens, share=share):
         _accumulate(work, _batch([learned[i] for i in picked], shared, pad_id=pad_id, device=model.device))
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm))

@@ -64,9 +64,10 @@ def test_tokens_are_bounded_by_limits() -> None:
 
 def test_a_judge_is_called_once_a_turn() -> None:
     recipe = load_recipe({"scenarios_per_update": 2, "group_size": 3, "updates": 5})
-    assert judge_calls({"model": "starter", "mode": "turn"}, recipe, 1.5) == {"update": 9, "run": 45}
+    told = judge_calls({"model": "starter", "mode": "turn"}, recipe, 1.5)
+    assert told == {"update": 9, "run": 45, "turns": 1.5}
     assert judge_calls(None, recipe, 1.5) is None
-    assert judge_calls({"model": "starter"}, recipe, None) is None
+    assert judge_calls({"model": "starter"}, recipe, None) == {"update": 6, "run": 30, "turns": None}
 
 
 def test_a_judge_that_does_not_answer_or_is_not_there_is_named() -> None:

@@ -254,6 +254,7 @@ def test_a_folder_is_all_of_its_files(tmp_path: Path, row: dict[str, Any]) -> No
 
 def test_the_hub_gives_the_files_of_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
     files = ["README.md", "data/train-00000-of-00001.json", "data/test-00000-of-00001.json"]
+    monkeypatch.setenv("HTTPS_PROXY", "http://nobody")  # the question whether the hub answers is left out
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, name, repo_type: files)
     asked: list[str] = []
     monkeypatch.setattr(
@@ -271,6 +272,7 @@ def test_a_hub_that_cannot_be_reached_is_an_error_in_words(monkeypatch: pytest.M
     def refuse(self: Any, name: str, repo_type: str) -> list[str]:
         raise ConnectionError("no network")
 
+    monkeypatch.setenv("HTTPS_PROXY", "http://nobody")
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", refuse)
     with pytest.raises(DataError, match="cannot read hub:namezz/checklist: ConnectionError: no network"):
         load_dataset("hub:namezz/checklist")
