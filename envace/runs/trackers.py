@@ -230,6 +230,8 @@ class Trackio:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
+        # Else it is ended once more when Python ends, with a line on standard output.
+        trackio.context_vars.current_run.set(None)
 
     def log(self, numbers: dict[str, float], step: int) -> None:
         """One row of its table."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sqlite3
 import struct
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +146,25 @@ def test_trackio_holds_every_record_and_goes_on_as_the_same_run(tmp_path: Path, 
         rows = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
     assert len({name for name, _, _ in rows}) == 1
     assert [step for _, step, metrics in rows if "part/answer" in str(metrics)] == [1, 2, 3]
+
+
+QUIET = """
+import sys
+from pathlib import Path
+from envace.runs import RunFolder
+from envace.runs.trackers import tracking
+folder = RunFolder.create(Path(sys.argv[1]), {}, resume=False)
+with tracking(folder, sys.argv[2], config={}, done=0):
+    folder.log({"kind": "update", "update": 1, "loss": 0.5})
+print("result")
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_standard_output_holds_the_result_alone(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, "-c", QUIET, str(tmp_path / "run"), name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "result\n"
 
 
 @pytest.mark.parametrize("name", NAMES)
