@@ -126,7 +126,7 @@ def memory_parts(shape: Shape, recipe: Recipe, *, on_gpu: bool, prompt: float | 
     groups = min(recipe.groups_at_once or recipe.scenarios_per_update, recipe.scenarios_per_update)
     rows, length = groups * recipe.group_size, recipe.limits.max_length
     tokens = max(recipe.loss.max_batch_tokens, length)
-    wanted = min(tokens, recipe.loss.model_dump().get("logit_chunk", tokens))
+    wanted = min(tokens, recipe.loss.logit_chunk)
     if prompt is not None:
         wanted = min(wanted, round(tokens * max(0.0, 1 - prompt / length)))
     referenced = recipe.loss.kl > 0 or (recipe.facts.anchors and recipe.loss.anchor_kl > 0)

@@ -58,15 +58,14 @@ def plan(recipe: Recipe, *, out: Path | None = None, resume: bool = False) -> di
     folder = _model_folder(recipe, lacks)
     config = _config(recipe, folder, lacks)
     prompts, turns = asyncio.run(_world(recipe, folder, lacks))
-    judge = recipe.model_dump(mode="json").get("judge")
     memory = _memory(recipe, config, prompts, lacks)
-    lacks += _others(recipe, judge, out or Path("runs") / recipe.name, resume)
+    lacks += _others(recipe, out or Path("runs") / recipe.name, resume)
     rollouts = recipe.scenarios_per_update * recipe.group_size
     return {
         "recipe": recipe.model_dump(mode="json"),
         "rollouts": {"update": rollouts, "run": rollouts * recipe.updates},
         "tokens": token_counts(recipe, prompts),
-        "judge_calls": judge_calls(judge, recipe, turns),
+        "judge_calls": judge_calls(recipe, turns),
         "memory": memory,
         "dead_groups": dead_group_table(recipe.group_size),
         "missing": [{"what": lack.what, "why": lack.why, "how": lack.how} for lack in lacks],
@@ -100,13 +99,13 @@ def token_counts(recipe: Recipe, prompt: float | None) -> dict[str, Any]:
     }
 
 
-def judge_calls(judge: dict[str, Any] | None, recipe: Recipe, turns: float | None) -> dict[str, Any] | None:
+def judge_calls(recipe: Recipe, turns: float | None) -> dict[str, Any] | None:
     """Calls to the judge at one a user turn, at most; null where the recipe has none.
 
     `turns` is the mean number of user turns; where the data is not here it is null, and the calls are those of one
     turn. In the mode `item` each step of a turn is asked about once for each item, which depends on the checklists.
     """
-    if judge is None:
+    if recipe.judge is None:
         return None
     update = recipe.scenarios_per_update * recipe.group_size * (1.0 if turns is None else turns)
     return {"update": round(update), "run": round(update * recipe.updates), "turns": turns}
@@ -260,7 +259,7 @@ async def _world(recipe: Recipe, folder: Path | None, lacks: list[Lack]) -> tupl
 # --- all else --------------------------------------------------------------------------------------------------
 
 
-def _others(recipe: Recipe, judge: dict[str, Any] | None, out: Path, resume: bool) -> Iterator[Lack]:
+def _others(recipe: Recipe, out: Path, resume: bool) -> Iterator[Lack]:
     if recipe.lora is not None and importlib.util.find_spec("peft") is None:
         yield Lack(what="package peft", why="the recipe has lora", how="pip install peft")
     try:
@@ -273,8 +272,8 @@ def _others(recipe: Recipe, judge: dict[str, Any] | None, out: Path, resume: boo
             RunFolder.check_free(out)
         except EnvaceError as error:
             yield Lack(what="a free run folder", why=str(error), how="--resume, or --out")
-    if isinstance(judge, dict):
-        yield from judge_lacks(str(judge["model"]))
+    if recipe.judge is not None:
+        yield from judge_lacks(recipe.judge.model)
     yield from _packages(recipe)
     dead = dead_group_share(LIKELY, recipe.group_size)
     if dead > TOO_MANY:

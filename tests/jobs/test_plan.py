@@ -12,6 +12,7 @@ import pytest
 from envace.jobs import plan as module
 from envace.jobs.models import load
 from envace.jobs.plan import judge_calls, judge_lacks, plan, token_counts
+from envace.rewards.judge import JudgeSection
 from envace.training.recipe import Recipe, load_recipe
 
 
@@ -64,10 +65,11 @@ def test_tokens_are_bounded_by_limits() -> None:
 
 def test_a_judge_is_called_once_a_turn() -> None:
     recipe = load_recipe({"scenarios_per_update": 2, "group_size": 3, "updates": 5})
-    told = judge_calls({"model": "starter", "mode": "turn"}, recipe, 1.5)
+    judged = recipe.model_copy(update={"judge": JudgeSection(model="starter")})
+    told = judge_calls(judged, 1.5)
     assert told == {"update": 9, "run": 45, "turns": 1.5}
-    assert judge_calls(None, recipe, 1.5) is None
-    assert judge_calls({"model": "starter"}, recipe, None) == {"update": 6, "run": 30, "turns": None}
+    assert judge_calls(recipe, 1.5) is None
+    assert judge_calls(judged, None) == {"update": 6, "run": 30, "turns": None}
 
 
 def test_a_judge_that_does_not_answer_or_is_not_there_is_named() -> None:
