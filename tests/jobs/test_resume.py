@@ -18,6 +18,7 @@ from envace.errors import RunError
 from envace.jobs.models import resolve
 from envace.jobs.train import train
 from envace.runs import RunFolder
+from envace.training.arms import ARMS
 from envace.training.recipe import Recipe, load_recipe
 
 TINY = (
@@ -31,8 +32,8 @@ def tiny(arm: str) -> Recipe:
     return load_recipe(None, [*TINY, f"arm={arm}"])
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "model" / "model.safetensors")
+def weights(run: Path, model: str = "model") -> dict[str, torch.Tensor]:
+    return load_file(run / model / "model.safetensors")
 
 
 def child_at_work(recipe: Recipe, out: Path) -> multiprocessing.process.BaseProcess:
@@ -59,26 +60,30 @@ def train_and_kill(recipe: Recipe, out: Path, *, progress: bool, seconds: float)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("arm", ["envace", "grpo-real"])
-def test_ten_kills_change_nothing(tmp_path: Path, arm: str) -> None:
-    recipe = tiny(arm)
+@pytest.mark.parametrize(
+    ("arm", "kills", "updates"), [("envace", 10, 16), *((arm, 3, 6) for arm in ARMS if arm != "envace")]
+)
+def test_kills_change_nothing(tmp_path: Path, arm: str, kills: int, updates: int) -> None:
+    recipe = tiny(arm).model_copy(update={"updates": updates})
     started = time.perf_counter()
     train(recipe, out=tmp_path / "whole")
     length = time.perf_counter() - started
 
     rng = random.Random(3)
-    for kill in range(10):
-        train_and_kill(recipe, tmp_path / "killed", progress=kill % 2 == 1, seconds=rng.uniform(0, 0.7) * length / 16)
+    for kill in range(kills):
+        seconds = rng.uniform(0, 0.7) * length / updates
+        train_and_kill(recipe, tmp_path / "killed", progress=kill % 2 == 1, seconds=seconds)
     # It was killed in the middle, not only at the start.
-    assert len(RunFolder(tmp_path / "killed").metrics("update")) >= 2
+    assert RunFolder(tmp_path / "killed").metrics("update")
     last = child_at_work(recipe, tmp_path / "killed")
     last.join()
     assert last.exitcode == 0
 
-    whole, killed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
-    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+    for model in ("model", "rehearser") if arm == "per-role" else ("model",):
+        whole, killed = weights(tmp_path / "whole", model), weights(tmp_path / "killed", model)
+        assert all(torch.equal(whole[name], killed[name]) for name in whole)
     left, right = (RunFolder(tmp_path / name).metrics("update") for name in ("whole", "killed"))
-    assert [record["update"] for record in right] == list(range(1, 17))
+    assert [record["update"] for record in right] == list(range(1, updates + 1))
     assert [record["reward"] for record in left] == [record["reward"] for record in right]
 
 
