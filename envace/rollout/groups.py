@@ -172,6 +172,7 @@ class Collector:
             trajectory.reward = None
         finally:
             await self._close(environment, session)
+        _weigh_truncation(trajectory, setting.limits.truncated)
         return trajectory
 
     async def _close(self, environment: Environment, session: Session | None) -> None:
@@ -272,6 +273,18 @@ class Collector:
             slips=["ignore_rule"] if trusting else [],
         )
         return procedure
+
+
+TRUNCATED = (StopReason.LENGTH, StopReason.STEPS)
+
+
+def _weigh_truncation(trajectory: Trajectory, earns: str) -> None:
+    """A rollout that a limit cut keeps its reward, loses it, or gets 0, as the setting says."""
+    if trajectory.stop not in TRUNCATED or trajectory.reward is None or earns == "score":
+        return
+    trajectory.reward = 0.0 if earns == "zero" else None
+    if trajectory.reward is None:
+        trajectory.error = f"truncated by {trajectory.stop.value}, and limits.truncated is drop"
 
 
 def _failed(scenario: Scenario, error: Exception, *, group: int, index: int) -> Trajectory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,6 +29,11 @@ class Limits:
     invalid_calls: Literal["observe", "end"] = "observe"
     """What a call that breaks its schema does: it is answered with the error and the rollout goes on, or (as in the
     released code of EnvACE) the rollout ends."""
+    truncated: Literal["score", "drop", "zero"] = "score"
+    """What a rollout earns that a limit on steps or tokens cut: what it did so far, nothing at all (it leaves its group
+    and is counted), or 0."""
+    deadline: float | None = None
+    """Seconds for the whole rollout, by the clock; None is no limit."""
     history: Literal["kept", "template"] = "kept"
     """How a user's next message goes on: appended to the ids as they are, or after the template's own rendering of what
     was said, which may drop earlier reasoning and then begins a new row of training."""
@@ -61,7 +67,10 @@ async def rollout(
     opening = len(transcript.messages)
     try:
         await environment.open()
-        trajectory.stop = await _act(policy, environment, user, transcript, trajectory, limits, temperature)
+        acting = _act(policy, environment, user, transcript, trajectory, limits, temperature)
+        trajectory.stop = await asyncio.wait_for(acting, limits.deadline)
+    except asyncio.TimeoutError:
+        trajectory.error = f"DeadlineError: the rollout took longer than limits.deadline, {limits.deadline:g} s"
     except ContextOverflow as error:
         # Before anything was sampled it is no end that a policy brought about, but a limit set too high.
         acted = any(segment.role is not None for segment in transcript.segments)

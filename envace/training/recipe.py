@@ -75,6 +75,10 @@ class LimitsSection(Section):
     max_step_tokens: int = Field(96, ge=1)
     invalid_calls: Literal["observe", "end"] = "observe"
     """Whether a call that breaks its schema is answered with the error, or ends the rollout (as released)."""
+    truncated: Literal["score", "drop", "zero"] = "score"
+    """What a rollout earns that a limit on steps or tokens cut: what it did so far, nothing at all, or 0."""
+    deadline: float | None = Field(None, gt=0)
+    """Seconds for a whole rollout, by the clock. With one, a run no longer repeats to the bit."""
     history: Literal["kept", "template"] = "kept"
     """Whether a user's next message is appended to the ids so far, or rendered anew with them by the template, which
     may drop earlier reasoning and then begins a new row of training."""

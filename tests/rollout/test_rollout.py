@@ -12,7 +12,7 @@ import pytest
 from support.families import tokenizer
 
 from envace.envs import ExecutableEnvironment, ScriptedUser
-from envace.errors import DeadlineError, ModelError
+from envace.errors import ContextOverflow, DeadlineError, ModelError
 from envace.models.chat import ChatFormat
 from envace.models.formats import ASSISTANT, CALL, TOOL
 from envace.models.policy import ScriptedPolicy
@@ -22,6 +22,7 @@ from envace.rollout.groups import Collector, Setting
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Expected, Scenario, read_environment
 from envace.starter.world import folder
+from envace.training.batches import training_rows
 from envace.types import Author, Group, Learn, Message, Role, StopReason, ToolCall, Trajectory
 
 ORDER = {"order_id": "#W111111", "customer_id": "CU222222", "item": "lamp", "status": "pending", "total": 120}
@@ -287,6 +288,87 @@ async def test_a_loop_in_a_tool_ends_its_own_rollout_and_no_other(deadly: Enviro
     for other in (first, last):
         assert (other.stop, other.reply) == (StopReason.REPLIED, "Done.")
         assert other.reward is not None
+
+
+async def test_R5_a_rollout_that_never_ends_meets_its_own_deadline_and_the_batch_goes_on(
+    form: Any, retail: EnvironmentSpec, worker: Worker, say: Any, cancel_task: Task
+) -> None:
+    class Stuck(ScriptedPolicy):
+        """Never answers the second rollout."""
+
+        async def sample(self, transcript: Transcript, role: Role, **limits: Any) -> Any:
+            if transcript is second:
+                await asyncio.Event().wait()
+            return await super().sample(transcript, role, **limits)
+
+        def begin(self, transcript: Transcript) -> None:
+            nonlocal second
+            begun.append(transcript)
+            second = begun[1] if len(begun) > 1 else None
+
+    begun: list[Transcript] = []
+    second: Transcript | None = None
+    policy = Stuck(form, lambda text, role: say.reply("Done."))
+    setting = Setting(answers="executable", reward="real", limits=Limits(deadline=0.5))
+    collector = Collector(policy, worker, {"retail": retail}, setting)
+    [group] = await collector.groups([cancel_task()], size=3, seed=(0,))
+    stops = [trajectory.stop for trajectory in group.trajectories]
+    assert sorted(stop.value for stop in stops) == ["infrastructure", "replied", "replied"]
+    late = next(trajectory for trajectory in group.trajectories if trajectory.stop is StopReason.INFRASTRUCTURE)
+    assert (late.reward, late.error) == (None, "DeadlineError: the rollout took longer than limits.deadline, 0.5 s")
+
+
+@pytest.mark.parametrize(("earns", "rewards"), [("score", 2), ("drop", 0), ("zero", 2)])
+async def test_R1_a_truncated_rollout_says_so_and_earns_what_the_setting_says(
+    earns: Literal["score", "drop", "zero"],
+    rewards: int,
+    form: Any,
+    retail: EnvironmentSpec,
+    worker: Worker,
+    say: Any,
+    cancel_task: Task,
+) -> None:
+    policy = ScriptedPolicy(form, lambda text, role: say.call("get_order", **LOOKUP))
+    limits = Limits(max_steps=2, truncated=earns)
+    collector = Collector(
+        policy, worker, {"retail": retail}, Setting(answers="executable", reward="real", limits=limits)
+    )
+    [group] = await collector.groups([cancel_task()], size=2, seed=(0,))
+    assert {trajectory.stop for trajectory in group.trajectories} == {StopReason.STEPS}
+    earned = [trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None]
+    assert len(earned) == rewards
+    assert all((reward == 0) == (earns == "zero") for reward in earned)
+    # Dropped, it is in no mask: nothing of it is trained.
+    rows = training_rows([group]).rows
+    assert bool(rows) == (earns != "drop")
+
+
+async def test_R4_an_overflow_is_an_end_of_its_own_and_never_asked_again(
+    form: Any, retail: EnvironmentSpec, worker: Worker, say: Any, cancel_task: Task
+) -> None:
+    asked = 0
+
+    class Full(ScriptedPolicy):
+        """Has no room for a second step."""
+
+        async def sample(self, transcript: Transcript, role: Role, **limits: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            if asked == 2:
+                raise ContextOverflow("The transcript has 9 tokens; the model reads 8.")
+            return await super().sample(transcript, role, **limits)
+
+    policy, scenario = Full(form, lambda text, role: say.call("get_order", **LOOKUP)), cancel_task()
+    made = await rollout(
+        policy,
+        ExecutableEnvironment(retail, scenario, worker=worker, policy=policy),
+        scenario,
+        open_transcript(form, retail, scenario, random=random_stream(0)),
+        limits=Limits(),
+        temperature=1.0,
+    )
+    assert (asked, made.stop) == (2, StopReason.LENGTH)
+    assert made.error == "The transcript has 9 tokens; the model reads 8."
 
 
 async def test_a_dying_worker_gives_infrastructure_and_no_reward_and_the_batch_goes_on(
