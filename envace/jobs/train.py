@@ -141,6 +141,7 @@ def check_world(recipe: Recipe, world: World) -> None:
     """
     if recipe.facts.answers == "executable" and not world.executable:
         raise ConfigError(f"arm {recipe.arm} executes calls, and {recipe.world} has tools but no code. Try arm=envace.")
+    _check_references(recipe, world)
     if recipe.facts.answers == "rehearsed" and recipe.reward == "judged":
         _check_checklists(recipe, world)
         return
@@ -156,6 +157,16 @@ def check_world(recipe: Recipe, world: World) -> None:
         f"arm {recipe.arm} with reward {recipe.reward} needs an oracle, and environment {lacking[0]!r} defines no "
         f"`solve`. {hint}"
     )
+
+
+def _check_references(recipe: Recipe, world: World) -> None:
+    if recipe.grounding == "none":
+        return
+    scenarios = [scenario for source in world.given or () for scenario in source]
+    without = next((scenario.id for scenario in scenarios if not scenario.reference), None)
+    if not scenarios or without is not None:
+        named = f"scenario {without!r}" if without is not None else f"world {recipe.world}"
+        raise ConfigError(f"grounding=reference shows recorded calls, and {named} has no recorded conversation.")
 
 
 def _check_checklists(recipe: Recipe, world: World) -> None:

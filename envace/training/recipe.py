@@ -296,6 +296,8 @@ class Recipe(Section):
             )
         if self.sft.rows == "round" and self.sft.roles == "both" and self.layout == "shared":
             raise ValueError("sft.rows=round learns the assistant's steps alone: set sft.roles=act, or layout=prompted")
+        if self.judge is not None and self.reward != "judged":
+            raise ValueError(f"a judge decides checklists, and reward is {self.reward}: set reward=judged")
         if self.resample and self.arm == "sft":
             raise ValueError("resample draws groups anew, and arm sft samples none")
         return self

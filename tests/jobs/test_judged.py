@@ -113,6 +113,7 @@ def test_items_for_a_judge_without_one_are_refused_before_anything_is_written(tm
         (("arm=grpo-real",), "tools but no code"),
         (("reward=contract",), r"Set reward=judged"),
         (("world=starter",), "has none"),
+        (("world=starter", "reward=contract", "layout=prompted", "grounding=reference"), "no recorded conversation"),
     ],
 )
 def test_what_a_data_set_cannot_give_is_told(tmp_path: Path, changes: tuple[str, ...], said_so: str) -> None:

@@ -156,6 +156,24 @@ async def test_a_resumed_run_is_the_run_that_never_stopped(trainer: Callable[...
     assert not torch.equal(weights(whole), weights(trainer("fresh", recipe(arm=arm))))
 
 
+async def test_a_resumed_run_draws_the_scenarios_that_the_first_would_have_drawn(
+    trainer: Callable[..., Trainer],
+) -> None:
+    settings = recipe(group_size=2, resample=1, eval={"every": 0})
+    whole, parted = trainer("whole", settings), trainer("parted", settings)
+    await whole.run()
+    await parted._evaluate(0)
+    for number in (1, 2):
+        parted.folder.log(await parted._update(number))
+    parted._checkpoint(2)
+    resumed = trainer("parted", settings, resume=True)
+    assert resumed.resume() == 2
+    assert resumed.cursor == parted.cursor
+    await resumed.run()
+    assert told(resumed) == told(whole)
+    assert sum(record["resampled"] for record in whole.folder.metrics("update")) > 0
+
+
 async def test_resuming_without_a_checkpoint_starts_anew(trainer: Callable[..., Trainer]) -> None:
     first = trainer("run", recipe(updates=2))
     await first._evaluate(0)

@@ -179,3 +179,17 @@ def test_each_arm_is_its_setting(arm: str, answers: str, share: bool, anchors: b
 def test_a_recipe_survives_its_own_record() -> None:
     recipe = load_recipe(overrides=["updates=3", "world=[a, b]"])
     assert load_recipe(recipe.model_dump(mode="json")) == recipe
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["grounding=reference"], "set layout=prompted"),
+        (["judge={model: starter}"], "set reward=judged"),
+        (["sft.rows=round"], "set sft.roles=act"),
+        (["arm=sft", "resample=2"], "arm sft samples none"),
+    ],
+)
+def test_settings_that_mean_nothing_together_are_told(changes: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_recipe(None, changes)
