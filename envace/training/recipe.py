@@ -92,7 +92,7 @@ class LossSection(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     max_batch_tokens: int = Field(2048, ge=1)
     """Padded tokens that go through the model at once; the update is the same whatever it is, memory is not."""
-    logit_chunk: int = Field(512, ge=1)
+    logit_chunk: int = Field(256, ge=1)
     """Tokens whose distributions over the vocabulary are alive at once; the update is the same whatever it is."""
     share_prompts: bool = True
     """Whether a prompt that rows have in common is read once; the update is the same up to rounding."""
