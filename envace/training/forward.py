@@ -58,27 +58,38 @@ def log_probabilities(model: PreTrainedModel, hidden_ND: Tensor, temperature: fl
     return torch.log_softmax(logits_at(model, hidden_ND, temperature), -1)
 
 
+WIDE = 8192
+"""Vocabulary from which on a CPU goes row by row: a row stays in its cache, where the whole would be read from memory
+twice."""
+
+
+def _entropy(log_NV: Tensor) -> Tensor:
+    if log_NV.device.type == "cpu" and log_NV.shape[1] >= WIDE:
+        return -torch.stack([torch.dot(log_V.exp(), log_V) for log_V in log_NV])
+    return -(log_NV.exp().mul_(log_NV)).sum(-1)
+
+
 class _Read(torch.autograd.Function):
-    """Log-probability of a token and entropy of its distribution; keeps one (N, V) tensor for the way back."""
+    """Log-probability of a token and entropy of its distribution. Keeps one (N, V) tensor, used up by the way back."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
         log_NV = torch.log_softmax(logits_NV, -1)
-        entropy_N = -torch.linalg.vecdot(log_NV.exp(), log_NV)
+        entropy_N = _entropy(log_NV)
         ctx.save_for_backward(log_NV, targets_N, entropy_N)
         ctx.set_materialize_grads(False)
         return log_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
 
     @staticmethod
     def backward(ctx: Any, chosen_N: Tensor | None, spread_N: Tensor | None) -> tuple[Tensor, None]:
-        """D log p_t / d z = 1_t - p, and dH / dz = -p (log p + H)."""
+        """With p the distribution: d log p_t / d z = 1_t - p, and dH / dz = -p (log p + H)."""
         log_NV, targets_N, entropy_N = ctx.saved_tensors
-        slope_NV = log_NV.exp()
         if spread_N is None:
             assert chosen_N is not None
-            slope_NV.mul_(-chosen_N[:, None])
+            slope_NV = log_NV.exp_().mul_(-chosen_N[:, None])
         else:
-            factor_NV = (log_NV + entropy_N[:, None]).mul_(-spread_N[:, None])
+            slope_NV = log_NV.exp()
+            factor_NV = log_NV.add_(entropy_N[:, None]).mul_(-spread_N[:, None])
             slope_NV.mul_(factor_NV if chosen_N is None else factor_NV.sub_(chosen_N[:, None]))
         if chosen_N is not None:
             slope_NV.scatter_add_(1, targets_N[:, None], chosen_N[:, None])
@@ -86,7 +97,10 @@ class _Read(torch.autograd.Function):
 
 
 def read_tokens(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability (N,) of each target and entropy (N,) of its distribution, nats; both have gradients."""
+    """Log-probability (N,) of each target and entropy (N,) of its distribution, nats.
+
+    Both have gradients, which may be taken once.
+    """
     chosen_N, entropy_N = _Read.apply(logits_NV, targets_N)  # type: ignore[no-untyped-call]
     return chosen_N, entropy_N
 

@@ -111,7 +111,7 @@ class LossSection(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     max_batch_tokens: int = Field(2048, ge=1)
     """Padded tokens that go through the model at once; the update is the same whatever it is, memory is not."""
-    logit_chunk: int = Field(512, ge=1)
+    logit_chunk: int = Field(256, ge=1)
     """Tokens whose distributions over the vocabulary are alive at once; the update is the same whatever it is."""
     recompute: bool = False
     """Whether activations are computed again on the way back instead of kept: less memory, about a third more time.

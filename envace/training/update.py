@@ -186,9 +186,10 @@ def _accumulate(work: Work, batch: Batch) -> None:
 
 def _policy_term(work: Work, batch: Batch, chunk_n: Tensor, hidden_nD: Tensor, before_nD: Tensor | None) -> Tensor:
     """Share in the loss of tokens with a policy gradient."""
-    settings = work.settings
+    settings, targets_n = work.settings, batch.targets_N[chunk_n]
+    was = _before(work, before_nD, targets_n)  # first, so that its logits are gone when the policy's are made
     logits_nV = logits_at(work.model, hidden_nD, work.temperature)
-    now_n, entropy_n = read_tokens(logits_nV, batch.targets_N[chunk_n])
+    now_n, entropy_n = read_tokens(logits_nV, targets_n)
     old_n, advantages_n, weights_n = batch.old_N[chunk_n], batch.advantages_N[chunk_n], batch.weights_N[chunk_n]
     token_n = policy_loss(
         now_n,
@@ -200,16 +201,26 @@ def _policy_term(work: Work, batch: Batch, chunk_n: Tensor, hidden_nD: Tensor, b
     )
     if settings.entropy:
         token_n = token_n - settings.entropy * entropy_n
-    if work.reference is not None and before_nD is not None:
-        was_nV = work.reference.log_probabilities(before_nD, work.temperature)
-        if settings.kl_estimator == "full":
-            kl_n = kl_full(torch.log_softmax(logits_nV, -1), was_nV)
-        else:
-            kl_n = kl_sampled(now_n, was_nV.gather(1, batch.targets_N[chunk_n][:, None])[:, 0], settings.kl_estimator)
+    if was is not None:
+        kl_n = _kl(settings, logits_nV, now_n, was)
         token_n = token_n + settings.kl * kl_n
         work.sums.add("kl", kl_n)
     _diagnose(work, token_n, now_n - old_n, entropy_n, batch.rehearse_N[chunk_n])
     return (weights_n * token_n).sum()
+
+
+def _before(work: Work, before_nD: Tensor | None, targets_n: Tensor) -> Tensor | None:
+    """The reference's log-probabilities: over the vocabulary (n, V) for a full KL, else of the targets (n,)."""
+    if work.reference is None or before_nD is None:
+        return None
+    was_nV = work.reference.log_probabilities(before_nD, work.temperature)
+    return was_nV if work.settings.kl_estimator == "full" else was_nV.gather(1, targets_n[:, None])[:, 0]
+
+
+def _kl(settings: LossSection, logits_nV: Tensor, now_n: Tensor, was: Tensor) -> Tensor:
+    if settings.kl_estimator == "full":
+        return kl_full(torch.log_softmax(logits_nV, -1), was)
+    return kl_sampled(now_n, was, settings.kl_estimator)
 
 
 def _anchor_term(

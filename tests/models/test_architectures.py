@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from envace.errors import ModelError
 from envace.models.chat import ChatFormat
 from envace.models.local import LocalPolicy
-from envace.models.ragged import RaggedCache
+from envace.models.ragged import ATTENTION, RaggedCache, keeps_all
 from envace.models.transcripts import Transcript, random_stream
 from envace.training.forward import hidden_states, log_probabilities
 from envace.types import Author, Role
@@ -111,6 +111,38 @@ def test_cache_and_training_see_what_a_full_forward_sees(name: str, chunk: int) 
     held = talked(model, chunk=chunk)
     assert largest_gap(held, lambda ids: torch.log_softmax(plain(ids).logits[0].float(), -1)) < 3e-4
     assert largest_gap(held, lambda ids: log_probabilities(model, hidden_states(model, ids)[0], 1.0)) < 3e-4
+
+
+KEEP_ALL = ("llama", "qwen3", "qwen2", "mistral", "smollm3", "granite")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_are_shared_only_where_every_layer_keeps_all(name: str) -> None:
+    assert keeps_all(build(name).config) == (name in KEEP_ALL)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", ATTENTION])
+@pytest.mark.parametrize("name", KEEP_ALL)
+def test_a_prompt_that_is_read_once_gives_the_hidden_states_and_gradients_of_whole_rows(
+    name: str, attention: str
+) -> None:
+    model, start = build(name), 20
+    model.set_attn_implementation(attention)
+    rows = torch.arange(5, 5 + 3 * 33).reshape(3, 33)
+    rows[:, :start] = rows[0, :start]
+    found = []
+    for after in (
+        lambda: hidden_states(model, rows)[:, start:],
+        lambda: hidden_states(model, rows[:, start:], rows[0, :start]),
+    ):
+        model.zero_grad()
+        hidden = after()
+        (hidden * torch.linspace(-1, 1, hidden.numel()).reshape(hidden.shape)).sum().backward()
+        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        found.append((hidden.detach(), torch.cat(gradients)))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-3, atol=1e-4)
+    gap = (found[1][1] - found[0][1]).norm() / found[0][1].norm()
+    assert float(gap) < 1e-4
 
 
 @pytest.mark.parametrize(

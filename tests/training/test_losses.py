@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from envace.training.forward import read_tokens
+from envace.training.forward import WIDE, read_tokens
 from envace.training.losses import SampledKl, kl_full, kl_sampled, policy_loss
 
 
@@ -123,18 +123,23 @@ def test_entropy_of_a_fair_choice_of_four_is_log_four() -> None:
     assert float(chosen) == pytest.approx(-math.log(4), abs=1e-6)
 
 
+@pytest.mark.parametrize("vocabulary", [7, WIDE])
 @pytest.mark.parametrize("use", ["chosen", "entropy", "both"])
-def test_reading_a_token_has_the_gradient_of_the_plain_way(use: str) -> None:
-    logits, targets = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 6, 3, 3, 1])
+def test_reading_a_token_has_the_value_and_gradient_of_the_plain_way(use: str, vocabulary: int) -> None:
+    logits = torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([0, 6, 3, 3, 1])
 
     def total(chosen: Tensor, entropy: Tensor) -> Tensor:
         weights = torch.arange(1.0, 6.0)
         return (weights * {"chosen": chosen, "entropy": entropy, "both": chosen + 2 * entropy}[use]).sum()
 
     ours, plain = (logits.clone().requires_grad_() for _ in range(2))
-    total(*read_tokens(ours, targets)).backward()
     log = torch.log_softmax(plain, -1)
-    total(log.gather(1, targets[:, None])[:, 0], -(log.exp() * log).sum(-1)).backward()
+    found = total(*read_tokens(ours, targets))
+    expected = total(log.gather(1, targets[:, None])[:, 0], -(log.exp() * log).sum(-1))
+    torch.testing.assert_close(found, expected)
+    found.backward()
+    expected.backward()
     assert ours.grad is not None
     torch.testing.assert_close(ours.grad, plain.grad)
 

@@ -211,6 +211,38 @@ def test_update_does_not_depend_on_how_logits_are_cut_into_chunks(
     assert apart == pytest.approx(together, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_the_step_is_that_of_the_whole_loss_written_out(new_tiny: New, share: bool) -> None:
+    # Without cuts: all logits of a row at once, every term by torch's own functions, one way back.
+    model, plain, reference = new_tiny(1), new_tiny(1), new_tiny(2)
+    loss = LossSection(
+        kl=0.3, anchor_kl=0.2, entropy=0.1, max_grad_norm=1e9, logit_chunk=5, max_batch_tokens=90, share_prompts=share
+    )
+    rows = training_rows(sampled_groups(model), loss=loss).rows
+    total = torch.zeros(())
+    for made in rows:
+        ids, after = torch.from_numpy(made.ids), slice(1, None)
+        now, was = (torch.log_softmax(m(ids[None]).logits[0, :-1] / 0.7, -1) for m in (plain, reference))
+        chosen, before = (log.gather(1, ids[after, None])[:, 0] for log in (now, was.detach()))
+        ratio = torch.exp(chosen - torch.from_numpy(made.logprobs[after]))
+        advantage, weight = (torch.from_numpy(array[after]) for array in (made.advantages, made.weights))
+        worse = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        surrogate = -torch.where(advantage < 0, torch.maximum(worse, 3 * advantage), worse)
+        k3 = torch.exp(before - chosen) - 1 - (before - chosen)
+        entropy = -(now.exp() * now).sum(-1)
+        anchor = torch.nn.functional.kl_div(now, was.detach(), log_target=True, reduction="none").sum(-1)
+        policy = torch.from_numpy(made.policy[after])
+        token = torch.where(policy, surrogate + 0.3 * k3 - 0.1 * entropy, 0.2 * anchor)
+        total = total + (weight * token).sum()
+    total.backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    metrics = update(model, Reference(reference), optimizer, rows, settings=loss, temperature=0.7, pad_id=0)
+    assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
+    moved = weights(plain) - weights(model)
+    gradient = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
+    torch.testing.assert_close(moved, gradient, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("settings", [
     {"aggregation": "token-mean"},
     {"aggregation": "sequence-mean", "unit": "output"},
