@@ -305,4 +305,13 @@ def peak_memory(device: torch.device) -> float:
     """The most memory that this process has held so far, GB: of the GPU where the model is there, else resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / GB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB
+    return peak_resident() / GB
+
+
+def peak_resident() -> float:
+    """The most resident memory of this process, bytes. `ru_maxrss` also counts the process that started this one."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return float(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0

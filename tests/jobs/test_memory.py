@@ -50,15 +50,16 @@ def test_adapters_need_no_reference_and_no_states_of_the_weights() -> None:
 
 
 MEASURE = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 import psutil
 from envace.jobs.train import train
+from envace.training.grpo import peak_resident
 from envace.training.recipe import load_recipe
 recipe = load_recipe(json.loads(sys.argv[1]))
 before = psutil.Process().memory_info().rss
 train(recipe, out=Path(sys.argv[2]))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+print(round(peak_resident()) - before)
 """
 """What a run adds to the memory of a fresh process, bytes."""
 
