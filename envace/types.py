@@ -81,8 +81,10 @@ class Consistency(str, Enum):
 
 
 def is_error(response: Json) -> bool:
-    """Whether a tool's response reports an error: an object with `error`, or with `success` false."""
-    return isinstance(response, dict) and ("error" in response or response.get("success") is False)
+    """Whether a tool's response reports an error: an object with `error` or `error_tool_call`, or `success` false."""
+    return isinstance(response, dict) and (
+        "error" in response or "error_tool_call" in response or response.get("success") is False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envace.benchmarks.intervals import wilson
-from envace.envs import ExecutableEnvironment
+from envace.envs import ExecutableEnvironment, ScriptedUser
 from envace.errors import SandboxError
 from envace.models.policy import Policy
 from envace.models.transcripts import open_transcript, random_stream
@@ -72,7 +72,10 @@ async def _attempt(
 ) -> Attempt:
     transcript = open_transcript(policy.format, spec, scenario, random=random_stream(*seed))
     environment = ExecutableEnvironment(spec, scenario, worker=worker, policy=policy)
-    trajectory = await rollout(policy, environment, scenario, transcript, limits=limits, temperature=temperature)
+    user = ScriptedUser(scenario.turns) if scenario.turns else None
+    trajectory = await rollout(
+        policy, environment, scenario, transcript, limits=limits, temperature=temperature, user=user
+    )
     final_state: dict[str, Any] | None = None
     if trajectory.stop is not StopReason.INFRASTRUCTURE and environment.session is not None:
         try:

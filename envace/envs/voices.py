@@ -141,7 +141,7 @@ class Prompted:
         if not step.stopped:
             return None
         text = result_of(step.parsed or self.policy.format.parse(step.ids))
-        shown = UNREADABLE if text is None else text
+        shown = UNREADABLE if text is None else as_text(text)
         transcript.say(*self.form.answer(shown))
         return Spoken(text=text, shown=shown, ids=[], segment=segment)
 
@@ -184,8 +184,18 @@ def rehearsal_prompt(
 
 
 def rehearsal_answer(text: str) -> Message:
-    """A response as it is written there."""
+    """A response as it is written there: JSON, plain text as a JSON string."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        text = dump_line(text)
     return Message(author=Author.ASSISTANT, content=f"<execution_result>\n{text}\n</execution_result>")
+
+
+def as_text(result: str) -> str:
+    """A result as a tool's message holds it: JSON, but a JSON string as the plain text that it is."""
+    value = json.loads(result)
+    return value if isinstance(value, str) else result
 
 
 def _told(message: Message) -> dict[str, Any]:
@@ -201,7 +211,7 @@ def _told(message: Message) -> dict[str, Any]:
 def result_of(parsed: Parsed) -> str | None:
     """The response in a prompted step, as one JSON line; None where there is none.
 
-    It stands between its tags; without tags the whole reply counts if it is JSON.
+    It stands between its tags, as any JSON; without tags the whole reply counts if it is an object or an array.
     """
     if parsed.reply is None:
         return None
@@ -210,4 +220,4 @@ def result_of(parsed: Parsed) -> str | None:
         value = json.loads(found[1] if found else parsed.reply.strip())
     except (ValueError, RecursionError):
         return None
-    return dump_line(value) if isinstance(value, (dict, list)) else None
+    return dump_line(value) if found or isinstance(value, (dict, list)) else None

@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envace.envs import invalid_call
+from envace.envs.voices import rehearsal_prompt, result_of
 from envace.fidelity.compare import Comparison, Probe
 from envace.models.policy import Policy
 from envace.models.transcripts import Transcript, random_stream
+from envace.prompts import Prompts
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario, opening
 from envace.scenarios.packages import dump_line
-from envace.types import Author, Message, Role, ToolCall, Trajectory, is_error
+from envace.types import Author, Message, Role, Step, ToolCall, Trajectory, is_error
 
 
 async def record_probes(worker: Worker, spec: EnvironmentSpec, episode: Sequence[Mapping[str, Any]]) -> list[Probe]:
@@ -39,10 +41,18 @@ async def measure(
     episodes: Sequence[tuple[Scenario, EnvironmentSpec, Sequence[Probe]]],
     *,
     max_tokens: int,
+    prompts: Prompts | None = None,
 ) -> list[Comparison]:
-    """Rehearse greedily the response to every probe, each after the true history."""
+    """Rehearse greedily the response to every probe, each after the true history.
+
+    Args:
+        policy: Rehearses.
+        episodes: Recorded probes of each scenario.
+        max_tokens: Limit of a response.
+        prompts: Of layout `prompted`; None continues the transcript (layout `shared`).
+    """
     jobs = [
-        _rehearse(policy, scenario, spec, probes, position, max_tokens)
+        _rehearse(policy, scenario, spec, probes[: position + 1], max_tokens, prompts)
         for scenario, spec, probes in episodes
         for position in range(len(probes))
     ]
@@ -54,27 +64,64 @@ async def _rehearse(
     scenario: Scenario,
     spec: EnvironmentSpec,
     probes: Sequence[Probe],
-    position: int,
     max_tokens: int,
+    prompts: Prompts | None,
 ) -> Comparison:
-    """One probe: the history as given tokens, then one sampled response."""
+    """The last of the probes: the history as given tokens, then one sampled response."""
+    if prompts is None:
+        text = await _continued(policy, scenario, spec, probes, max_tokens)
+    else:
+        text = await _prompted(policy, scenario, spec, probes, max_tokens, prompts)
+    try:
+        return Comparison(probe=probes[-1], rehearsed=json.loads(text or ""), readable=True)
+    except (ValueError, RecursionError):
+        return Comparison(probe=probes[-1], rehearsed=None, readable=False)
+
+
+async def _continued(
+    policy: Policy, scenario: Scenario, spec: EnvironmentSpec, probes: Sequence[Probe], max_tokens: int
+) -> str | None:
     form = policy.format
     transcript = Transcript(form.open(spec.tools, opening(spec, scenario)), random=random_stream(0))
-    for number, probe in enumerate(probes[: position + 1]):
+    for number, probe in enumerate(probes, 1):
         transcript.settle(form)
-        transcript.give(form.written(Message(author=Author.ASSISTANT, calls=(probe.call,))), Author.ASSISTANT)
+        transcript.give(form.written(_called(probe)), Author.ASSISTANT)
         transcript.say(form.tool_header())
-        if number < position:
+        if number < len(probes):
             transcript.say(*form.answer(dump_line(probe.real)), form.act_header())
     transcript.settle(form)
+    step = await _sampled(policy, transcript, Role.REHEARSE, max_tokens)
+    return form.response_text(step.ids)
+
+
+async def _prompted(
+    policy: Policy,
+    scenario: Scenario,
+    spec: EnvironmentSpec,
+    probes: Sequence[Probe],
+    max_tokens: int,
+    prompts: Prompts,
+) -> str | None:
+    history = opening(spec, scenario)
+    for probe in probes[:-1]:
+        answer = Message(author=Author.TOOL, content=dump_line(probe.real), name=probe.call.name)
+        history += [_called(probe), answer]
+    messages = rehearsal_prompt(spec, prompts, probes[-1].call, [*history, _called(probes[-1])])
+    transcript = Transcript(policy.format.open((), messages), random=random_stream(0), messages=messages)
+    step = await _sampled(policy, transcript, Role.ACT, max_tokens)
+    return result_of(step.parsed or policy.format.parse(step.ids))
+
+
+def _called(probe: Probe) -> Message:
+    return Message(author=Author.ASSISTANT, calls=(probe.call,))
+
+
+async def _sampled(policy: Policy, transcript: Transcript, role: Role, max_tokens: int) -> Step:
     policy.begin(transcript)
-    step = await policy.sample(transcript, Role.REHEARSE, max_tokens=max_tokens, temperature=0.0)
-    policy.end(transcript)
-    text = form.response_text(step.ids)
     try:
-        return Comparison(probe=probes[position], rehearsed=json.loads(text or ""), readable=True)
-    except (ValueError, RecursionError):
-        return Comparison(probe=probes[position], rehearsed=None, readable=False)
+        return await policy.sample(transcript, role, max_tokens=max_tokens, temperature=0.0)
+    finally:
+        policy.end(transcript)
 
 
 async def replay(worker: Worker, spec: EnvironmentSpec, scenario: Scenario, trajectory: Trajectory) -> list[Any]:

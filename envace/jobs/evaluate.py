@@ -33,7 +33,7 @@ from envace.runs import RunFolder
 from envace.scenarios import Scenario
 from envace.training.checkpoints import Loaded
 from envace.training.demonstrations import demonstrate
-from envace.training.grpo import MIN_SCORED_SHARE
+from envace.training.grpo import MIN_SCORED_SHARE, SECOND
 from envace.training.recipe import Recipe
 from envace.types import Author, Message, Role, ToolCall, Trajectory, is_error
 
@@ -71,13 +71,21 @@ def evaluate(
 
     async def job() -> dict[str, Any]:
         async with open_world(recipe) as world, endpoint or nullcontext(), judge_of(recipe) as judge:
-            result = await full_evaluation(recipe, world, source, judge=judge, display=display or Silent())
+            result = await full_evaluation(
+                recipe, world, source, rehearser=_second(recipe, name), judge=judge, display=display or Silent()
+            )
             return {**result, "endpoint": endpoint.counters.to_json()} if endpoint else result
 
     result = asyncio.run(job())
     if folder is not None:
         folder.write_json(folder.results_file, {**folder.results(), "evaluated": {"model": name, **result}})
     return result
+
+
+def _second(recipe: Recipe, name: str) -> Loaded | None:
+    """The rehearsing policy of a run of arm `per-role`, where the model is one."""
+    folder = Path(name) / SECOND
+    return load(str(folder), recipe) if recipe.facts.rehearser == "second" and folder.is_dir() else None
 
 
 def _own_folder(name: str) -> RunFolder | None:
@@ -87,16 +95,24 @@ def _own_folder(name: str) -> RunFolder | None:
 
 
 async def full_evaluation(
-    recipe: Recipe, world: World, source: Source, *, judge: Judge | None = None, display: Display
+    recipe: Recipe,
+    world: World,
+    source: Source,
+    *,
+    rehearser: Loaded | None = None,
+    judge: Judge | None = None,
+    display: Display,
 ) -> dict[str, Any]:
     """Held-out success, the unseen domain, and fidelity on the fixed probe.
 
-    Where nothing can be executed, held-out scenarios are rehearsed and judged by their checklists.
+    Where nothing can be executed, held-out scenarios are rehearsed and judged by their checklists. `rehearser` is the
+    second policy of arm `per-role`.
     """
     torch.set_num_threads(recipe.threads)
     heldout = await world.scenarios("heldout", recipe.data.heldout)
     if not world.executable:
-        return await judged_evaluation(recipe, world, source, heldout, judge=judge, display=display)
+        second = None if rehearser is None else LocalPolicy(rehearser.model.eval(), rehearser.format)
+        return await judged_evaluation(recipe, world, source, heldout, judge=judge, rehearser=second, display=display)
     unseen = await world.scenarios("unseen", recipe.data.unseen)
     summary = summarise(await try_scenarios(recipe, world, source, heldout, display=display))
     if unseen:
@@ -106,7 +122,7 @@ async def full_evaluation(
         kept = ("success", "n", "ci", "do", "decline")
         summary["unseen"] = {key: value for key, value in summarise(attempts).items() if key in kept}
     if isinstance(source, Loaded) and recipe.eval.fidelity:
-        summary["fidelity"] = await fidelity(recipe, world, source, heldout[: recipe.eval.fidelity])
+        summary["fidelity"] = await fidelity(recipe, world, rehearser or source, heldout[: recipe.eval.fidelity])
     return summary
 
 
@@ -151,9 +167,12 @@ async def judged_evaluation(
     scenarios: Sequence[Scenario],
     *,
     judge: Judge | None,
+    rehearser: Policy | None = None,
     display: Display,
 ) -> dict[str, Any]:
     """Rehearse each scenario once, judged by its checklist.
+
+    `rehearser` plays the environment where that is not the policy itself (arms `per-role` and `grpo-simulator`).
 
     Raises:
         ConfigError: A reference is to be evaluated, which rehearses nothing.
@@ -161,14 +180,33 @@ async def judged_evaluation(
     """
     if isinstance(source, str):
         raise ConfigError(f"--model {source} replays a real environment, and {recipe.world} has none.")
-    setting = replace(recipe.setting(), answers="rehearsed", reward="judged", temperature=recipe.eval.temperature)
+    without = next((scenario.id for scenario in scenarios if scenario.checklist is None), None)
+    if without is not None:
+        raise ConfigError(
+            f"{recipe.world} cannot be executed, and scenario {without!r} has no checklist to judge it by."
+        )
+    # Whatever training does with cut rollouts, here they count; and nothing recorded is shown.
+    setting = replace(
+        recipe.setting(),
+        answers="rehearsed",
+        reward="judged",
+        grounded=False,
+        temperature=recipe.eval.temperature,
+        limits=replace(recipe.rollout_limits(), truncated="score"),
+    )
     prompts = load_prompts(recipe.prompts)
     display.start("evaluation", len(scenarios))
     made: list[Trajectory] = []
     for start in range(0, len(scenarios), BATCH):
         batch = scenarios[start : start + BATCH]
         collector = Collector(
-            _policy(source, batch[0]), world.worker, world.specs, setting, prompts=prompts, judge=judge
+            _policy(source, batch[0]),
+            world.worker,
+            world.specs,
+            setting,
+            rehearser=rehearser,
+            prompts=prompts,
+            judge=judge,
         )
         groups = await collector.groups(batch, size=1, seed=(recipe.seed, 8_000_000 + start))
         made += [trajectory for group in groups for trajectory in group.trajectories]
@@ -245,17 +283,27 @@ async def fidelity(recipe: Recipe, world: World, loaded: Loaded, scenarios: Sequ
             episodes.append((scenario, spec, await record_probes(world.worker, spec, demonstration["calls"])))
     loaded.model.eval()
     policy = LocalPolicy(loaded.model, loaded.format)
-    return fidelity_scores(await measure(policy, episodes, max_tokens=recipe.limits.max_step_tokens))
+    prompts = load_prompts(recipe.prompts) if recipe.layout == "prompted" else None
+    found = await measure(policy, episodes, max_tokens=recipe.limits.max_step_tokens, prompts=prompts)
+    return fidelity_scores(found)
 
 
 async def rehearsals(
-    recipe: Recipe, world: World, loaded: Loaded, scenarios: Sequence[Scenario], *, update: int
+    recipe: Recipe,
+    world: World,
+    loaded: Loaded,
+    scenarios: Sequence[Scenario],
+    *,
+    update: int,
+    rehearser: Loaded | None = None,
 ) -> list[dict[str, Any]]:
     """Private rehearsals of held-out scenarios, with the same calls replayed for real, and one real execution."""
     loaded.model.eval()
     policy = LocalPolicy(loaded.model, loaded.format)
-    setting = recipe.model_copy(update={"arm": "envace", "reward": "contract"}).setting()
-    collector = Collector(policy, world.worker, world.specs, setting)
+    setting = recipe.model_copy(update={"arm": "envace", "reward": "contract", "grounding": "none"}).setting()
+    second = None if rehearser is None else LocalPolicy(rehearser.model.eval(), rehearser.format)
+    prompts = load_prompts(recipe.prompts)
+    collector = Collector(policy, world.worker, world.specs, setting, rehearser=second, prompts=prompts)
     groups = await collector.groups([s.public() for s in scenarios], size=1, seed=(recipe.seed, 7_000_000))
     attempts = await try_scenarios(recipe, world, loaded, scenarios, display=Silent())
     records = []

@@ -16,12 +16,13 @@ from envace.training.recipe import Recipe
 
 @asynccontextmanager
 async def open_judge(
-    section: JudgeSection, *, prompts: Prompts | None = None, cache: Path | None = None
+    section: JudgeSection, *, recipe: Recipe | None = None, prompts: Prompts | None = None, cache: Path | None = None
 ) -> AsyncIterator[Judge]:
     """A judge on an endpoint, or on a model loaded here.
 
     Args:
         section: Which, and how it is asked.
+        recipe: Says device and precision of a model that is loaded here.
         prompts: The words; None for the bundled ones.
         cache: A file of verdicts to read and add to, e.g. in the run folder.
 
@@ -32,7 +33,7 @@ async def open_judge(
     """
     async with AsyncExitStack() as stack:
         if not is_endpoint(section.model):
-            loaded = load(section.model)
+            loaded = load(section.model, recipe)
             loaded.model.eval()
             yield Judge(LocalPolicy(loaded.model, loaded.format), section, prompts=prompts, cache=cache)
             return
@@ -50,5 +51,5 @@ async def judge_of(recipe: Recipe, *, cache: Path | None = None) -> AsyncIterato
     if recipe.judge is None or recipe.reward != "judged":
         yield None
         return
-    async with open_judge(recipe.judge, prompts=load_prompts(recipe.prompts), cache=cache) as judge:
+    async with open_judge(recipe.judge, recipe=recipe, prompts=load_prompts(recipe.prompts), cache=cache) as judge:
         yield judge

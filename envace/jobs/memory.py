@@ -129,7 +129,10 @@ def memory_parts(shape: Shape, recipe: Recipe, *, on_gpu: bool, prompt: float | 
     wanted = min(tokens, recipe.loss.logit_chunk)
     if prompt is not None:
         wanted = min(wanted, round(tokens * max(0.0, 1 - prompt / length)))
-    referenced = recipe.loss.kl > 0 or (recipe.facts.anchors and recipe.loss.anchor_kl > 0)
+    imitates = recipe.arm == "sft"
+    referenced = not imitates and (recipe.loss.kl > 0 or (recipe.facts.anchors and recipe.loss.anchor_kl > 0))
+    # In layout prompted a rollout has its own row and the rehearser's.
+    caches = 0 if imitates else 2 if recipe.layout == "prompted" and not recipe.executes else 1
     second = 2 if recipe.facts.rehearser == "second" else 1
     return {
         "process": CUDA_CONTEXT if on_gpu else float(psutil.Process().memory_info().rss),
@@ -137,8 +140,8 @@ def memory_parts(shape: Shape, recipe: Recipe, *, on_gpu: bool, prompt: float | 
         "gradients": second * learned * 4.0,
         "optimizer": second * 2 * learned * 4.0,
         "reference": float(second * weights) if referenced and recipe.lora is None else 0.0,
-        "kv_cache": float(rows * _rounded(length) * shape.layers * 2 * shape.key_value * size),
-        "sampling": float(rows * shape.vocabulary * SAMPLING_BYTES),
+        "kv_cache": float(caches * rows * _rounded(length) * shape.layers * 2 * shape.key_value * size),
+        "sampling": float(min(caches, 1) * rows * shape.vocabulary * SAMPLING_BYTES),
         "activations": float(tokens * activation_width(shape, recompute=recipe.loss.recompute) * size),
         "logits": float(wanted * shape.vocabulary * 4 * LOGIT_COPIES),
     }

@@ -25,6 +25,7 @@ from envace.models.wire import parse_address
 from envace.runs import RunFolder
 from envace.runs.trackers import check_tracker
 from envace.scenarios import opening
+from envace.scenarios.datasets import HUB
 from envace.training.checkpoints import format_of
 from envace.training.group_size import TOO_MANY, dead_group_share, dead_group_table
 from envace.training.recipe import Recipe
@@ -226,6 +227,10 @@ def _memory(
 
 async def _world(recipe: Recipe, folder: Path | None, lacks: list[Lack]) -> tuple[float | None, float | None]:
     """Mean tokens of a prompt, and mean user turns of a scenario; null where they cannot be had."""
+    names = [recipe.world] if isinstance(recipe.world, str) else recipe.world
+    if any(name.startswith(HUB) for name in names):
+        lacks.append(Lack(what="a look at the data", why="it is on the hub", how="envace data check WORLD"))
+        return None, None
     try:
         async with open_world(recipe) as world:
             check_world(recipe, world)

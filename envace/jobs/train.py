@@ -24,6 +24,7 @@ from envace.models.http import HttpPolicy
 from envace.models.local import LocalPolicy
 from envace.models.policy import Policy
 from envace.models.wire import parse_address
+from envace.prompts import load_prompts
 from envace.rewards.judge import Judge
 from envace.runs import RunFolder
 from envace.runs.folder import data_hash
@@ -34,6 +35,7 @@ from envace.training.demonstrations import SupervisedRow, demonstrated, demonstr
 from envace.training.group_size import dead_groups_line, measured_line
 from envace.training.grpo import SECOND, Lesson, Teach, Trainer
 from envace.training.recipe import Recipe
+from envace.training.sft import held_out_loss
 from envace.types import Message
 
 SHOWN_REHEARSALS = 8
@@ -95,14 +97,19 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
             project=recipe.tracker_project,
             say=display.say,
         ) as tracker:
-            await trainer.run()
+            try:
+                await trainer.run()
+            finally:
+                if isinstance(trainer.simulator, HttpPolicy):
+                    await trainer.simulator.aclose()
         display.finish("training")
         save_model(folder.path / MODEL_FOLDER, loaded)
         if trainer.second is not None:
             save_model(folder.path / SECOND, trainer.second)
         if real.executable:
             shown = await real.scenarios("heldout", SHOWN_REHEARSALS)
-            folder.log_trajectories(await rehearsals(recipe, real, loaded, shown, update=recipe.updates))
+            records = await rehearsals(recipe, real, loaded, shown, update=recipe.updates, rehearser=trainer.second)
+            folder.log_trajectories(records)
     summary = train_summary(recipe, folder, time.perf_counter() - started)
     return {**summary, "tracker_failures": tracker.failures} if tracker else summary
 
@@ -119,11 +126,18 @@ def check_precision(recipe: Recipe) -> None:
 def _inputs(recipe: Recipe, world: World) -> dict[str, str]:
     """Hashes of what the recipe names by a path."""
     scenarios = [scenario.model_dump_json() for source in world.given or () for scenario in source]
-    return {
-        "environments": data_hash([spec.code for spec in world.specs.values()]),
+    tools = [str(tool) for spec in world.specs.values() if not spec.code for tool in spec.tools]
+    hashes = {
+        "environments": data_hash([*(spec.code for spec in world.specs.values()), *tools]),
         "scenarios": data_hash(scenarios),
         "model": _model_hash(resolve(recipe.model)),
+        "prompts": data_hash(list(load_prompts(recipe.prompts).texts.values())),
     }
+    simulated = recipe.simulator.model if recipe.facts.rehearser == "simulator" else None
+    for name, model in (("rehearser", recipe.rehearser), ("simulator", simulated)):
+        if model is not None and not is_endpoint(model):
+            hashes[name] = _model_hash(resolve(model))
+    return hashes
 
 
 def _model_hash(model: Path | str) -> str:
@@ -196,16 +210,24 @@ async def _trainer(
         scenarios = [scenario.public() for scenario in scenarios]
     tuning = await real.scenarios("tuning", recipe.eval.scenarios)
 
+    second, simulator = _second(recipe), _simulator(recipe, loaded)
+    if len(scenarios) < recipe.data.train and not real.drawn:
+        display.say(f"{len(scenarios)} scenarios to train on; data.train asks for {recipe.data.train}")
+
     async def evaluate(model: Loaded, update: int) -> dict[str, Any]:
+        if not real.executable and recipe.arm == "sft":
+            return _held_out(recipe, real, model, tuning)
         if not real.executable:
-            return await judged_evaluation(recipe, real, model, tuning, judge=judge, display=Silent())
+            rehearser = simulator if second is None else LocalPolicy(second.model.eval(), second.format)
+            return await judged_evaluation(
+                recipe, real, model, tuning, judge=judge, rehearser=rehearser, display=Silent()
+            )
         return summarise(await try_scenarios(recipe, real, model, tuning, display=Silent()))
 
     def progress(record: dict[str, Any]) -> None:
         if record["kind"] == "eval":
             share = "undecided" if record["success"] is None else f"{record['success']:.3f}"
-            what = "real success" if real.executable else f"reward {record['reward']:.3f}, full marks"
-            display.say(f"update {record['update']}: {what} {share} of {record['n']} held-out scenarios")
+            display.say(f"update {record['update']}: {_told(record, share, real)}")
             if record["update"] == 0 and record["success"] is not None:
                 display.say(measured_line(record["success"], recipe.group_size))
         elif record["kind"] == "alarm":
@@ -222,8 +244,8 @@ async def _trainer(
         worker=world.worker,
         evaluate=evaluate,
         judge=judge,
-        second=_second(recipe),
-        simulator=_simulator(recipe, loaded),
+        second=second,
+        simulator=simulator,
         teach=_teacher(recipe, world, loaded) if recipe.arm == "sft" else None,
         progress=progress,
     )
@@ -242,7 +264,7 @@ def _simulator(recipe: Recipe, loaded: Loaded) -> Policy | None:
     """
     if recipe.facts.rehearser != "simulator":
         return None
-    name, prompted = recipe.simulator.model, recipe.layout == "prompted"
+    name, prompted = recipe.simulator.model or recipe.model, recipe.layout == "prompted"
     if is_endpoint(name):
         # In a prompt of its own it speaks in messages; to continue the actor's transcript it must speak in ids.
         form = None if prompted else loaded.format
@@ -281,6 +303,27 @@ def _teacher(recipe: Recipe, world: World, loaded: Loaded) -> Teach:
         )
 
     return demonstrations if world.executable else recorded
+
+
+def _held_out(recipe: Recipe, world: World, model: Loaded, scenarios: Sequence[Scenario]) -> dict[str, Any]:
+    """Arm `sft` where nothing can be executed: how likely the held-out recordings are to it."""
+    style = style_of(recipe)
+    rows = [
+        row
+        for scenario in scenarios
+        for row in supervised_rows(
+            model.format, world.specs[scenario.environment], scenario, recording_of(scenario), style
+        )
+    ]
+    loss = held_out_loss(model.model, rows, settings=recipe.loss, pad_id=model.format.pad_id)
+    return {"success": None, "n": len(scenarios), "held_out_loss": loss}
+
+
+def _told(record: dict[str, Any], share: str, world: World) -> str:
+    if "held_out_loss" in record:
+        return f"loss {record['held_out_loss']:.3f} nats a token on {record['n']} held-out recordings"
+    what = "real success" if world.executable else f"reward {record['reward']:.3f}, full marks"
+    return f"{what} {share} of {record['n']} held-out scenarios"
 
 
 def _note(record: dict[str, Any]) -> str:

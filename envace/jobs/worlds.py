@@ -38,6 +38,11 @@ class World:
     """Rows of data sets that cannot be used."""
 
     @property
+    def drawn(self) -> bool:
+        """Whether scenarios are drawn as they are asked for."""
+        return self.given is None
+
+    @property
     def executable(self) -> bool:
         """Whether every environment has code to run."""
         return all(spec.code for spec in self.specs.values())
@@ -49,9 +54,12 @@ class World:
         if purpose == "unseen":
             return []
         wanted = "train" if purpose in ("train", "sft") else "heldout"
-        chosen = [scenario for scenarios in self.given for scenario in _split(scenarios, wanted)]
+        held = None if self.executable else self.recipe.data.heldout
+        chosen = [scenario for scenarios in self.given for scenario in _split(scenarios, wanted, held)]
         if not chosen:
             raise DataError(f"The world {self.recipe.world} has no {wanted} scenario.")
+        if purpose == "tuning":  # from the other end: an evaluation after training has others as far as there are any
+            chosen.reverse()
         return await complete(self.worker, self.specs, chosen[:count]) if self.executable else chosen[:count]
 
     async def _drawn(self, purpose: str, count: int) -> list[Scenario]:
@@ -134,13 +142,16 @@ def _source(name: str, *, require_checklist: bool) -> tuple[dict[str, Environmen
     return dataset.specs, dataset.scenarios, len(dataset.dropped)
 
 
-def _split(scenarios: Sequence[Scenario], wanted: str) -> list[Scenario]:
-    """Scenarios of a split; where the file marks none, the last fifth is held out. A single one is both."""
+def _split(scenarios: Sequence[Scenario], wanted: str, most: int | None = None) -> list[Scenario]:
+    """Scenarios of a split; where the file marks none, the last fifth (or at `most` so many) is held out.
+
+    A single scenario is both.
+    """
     if len(scenarios) == 1:
         return list(scenarios)
     if any(scenario.split is not None for scenario in scenarios):
         return [scenario for scenario in scenarios if (scenario.split or "train") == wanted]
-    border = len(scenarios) - max(1, len(scenarios) // 5)
+    border = len(scenarios) - min(max(1, len(scenarios) // 5), most or len(scenarios))
     return list(scenarios[:border] if wanted == "train" else scenarios[border:])
 
 

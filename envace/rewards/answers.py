@@ -195,9 +195,14 @@ def read_verdicts(text: str, ids: Iterable[str]) -> dict[str, tuple[Verdict, str
     verdict, and an item whose verdicts contradict each other within one object has none.
     """
     wanted = set(ids)
+    values = list(_values(ESCAPE.sub(_escaped, THOUGHT.sub("", text[-MAX_ANSWER:]))))
     found: dict[str, tuple[Verdict, str]] = {}
-    for value in _values(ESCAPE.sub(_escaped, THOUGHT.sub("", text[-MAX_ANSWER:]))):
-        found |= _verdicts(value, wanted)
+    for value in values:
+        found |= _verdicts(_pairs(value), wanted)
+    if not found and len(wanted) == 1:
+        # Only where nothing names the item: quoted text may hold such an object too.
+        for value in values:
+            found |= _verdicts(_unnamed(value, next(iter(wanted))), wanted)
     return found
 
 
@@ -220,10 +225,10 @@ def _escaped(found: re.Match[str]) -> str:
     return found.group() if found.group(1) else "\\\\"
 
 
-def _verdicts(value: Json, wanted: set[str]) -> dict[str, tuple[Verdict, str]]:
+def _verdicts(pairs: Iterable[tuple[str, Json]], wanted: set[str]) -> dict[str, tuple[Verdict, str]]:
     found: dict[str, tuple[Verdict, str]] = {}
     contradicted: set[str] = set()
-    for name, given in _pairs(value, wanted):
+    for name, given in pairs:
         verdict = _verdict(given)
         if name not in wanted or verdict is None:
             continue
@@ -233,8 +238,15 @@ def _verdicts(value: Json, wanted: set[str]) -> dict[str, tuple[Verdict, str]]:
     return {name: verdict for name, verdict in found.items() if name not in contradicted}
 
 
-def _pairs(value: Json, wanted: set[str]) -> list[tuple[str, Json]]:
-    """Ids with what is said of them. Where one item was asked for, its id may be left out."""
+def _unnamed(value: Json, name: str) -> list[tuple[str, Json]]:
+    """A verdict without an id, where one item was asked for."""
+    inner = value.get("verdicts", value) if isinstance(value, dict) else value
+    is_verdict = isinstance(inner, dict) and any(key in inner for key in VERDICT_KEYS)
+    return [(name, inner)] if is_verdict else []
+
+
+def _pairs(value: Json) -> list[tuple[str, Json]]:
+    """Ids with what is said of them."""
     inner = value.get("verdicts", value) if isinstance(value, dict) else value
     if isinstance(inner, list):
         return [(each["id"], each) for each in inner if isinstance(each, dict) and isinstance(each.get("id"), str)]
@@ -242,8 +254,6 @@ def _pairs(value: Json, wanted: set[str]) -> list[tuple[str, Json]]:
         return []
     if isinstance(inner.get("id"), str):
         return [(inner["id"], inner)]
-    if len(wanted) == 1 and any(key in inner for key in VERDICT_KEYS):
-        return [(next(iter(wanted)), inner)]
     return list(inner.items())
 
 

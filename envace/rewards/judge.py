@@ -58,6 +58,14 @@ VERDICTS_SCHEMA: dict[str, Any] = {
 """JSON Schema of an answer."""
 
 
+def refuse_secrets(model: str, key: str) -> None:
+    """Raise ConfigError where an address holds credentials or a query."""
+    if model.startswith(("http://", "https://")):
+        address = parse_address(model)
+        if address.user or address.query:
+            raise ConfigError(f"{key} holds credentials or a query, and would be written; set ENVACE_API_KEY.")
+
+
 class JudgeSection(BaseModel):
     """Who decides the items of checklists, and how it is asked."""
 
@@ -98,10 +106,7 @@ class JudgeSection(BaseModel):
     @classmethod
     def _no_secrets(cls, model: str) -> str:
         """Recipes are written into run folders, so an address in one holds no credentials. Raises ConfigError."""
-        if model.startswith(("http://", "https://")):
-            address = parse_address(model)
-            if address.user or address.query:
-                raise ConfigError("judge.model holds credentials or a query, and would be written; set ENVACE_API_KEY.")
+        refuse_secrets(model, "judge.model")
         return model
 
     def http(self, *, structured: bool) -> HttpSettings:

@@ -24,6 +24,8 @@ class Grading:
         self.records: list[dict[str, Any]] = []
         """What was decided, an item each."""
         self._decided = 0
+        self._gate: bool | None = True
+        """Whether the last turn passed what the next requires; None where nobody could say."""
 
     async def may_go_on(self, said: Sequence[Message]) -> bool:
         """Decide the turn that just ended; False where it failed, or nobody could say, what the next one requires.
@@ -34,10 +36,12 @@ class Grading:
         turns = turns_of(said[len(self._opening) :])
         number = self._decided
         records = await self._decide(number, turns)
-        return all(
-            may_go_on(_verdicts(records, variant), items[number]) is True
+        passed = [
+            may_go_on(_verdicts(records, variant), items[number])
             for variant, items in enumerate(self.checklist.variants)
-        )
+        ]
+        self._gate = False if False in passed else None if None in passed else True
+        return self._gate is True
 
     async def grade(self, trajectory: Trajectory) -> None:
         """Decide what is left and set the reward; it stays None where an item that matters could not be decided.
@@ -49,7 +53,9 @@ class Grading:
         while self._decided < reached:
             await self._decide(self._decided, turns)
         trajectory.verdicts = self.records
-        trajectory.reward = checklist_reward(self.checklist, self.records, reached=reached)
+        reward = checklist_reward(self.checklist, self.records, reached=reached)
+        # Where nobody could say whether the next turn may come, nobody knows what it would have earned.
+        trajectory.reward = None if trajectory.stop is StopReason.GATED and self._gate is None else reward
         if trajectory.reward is None:
             lost = [record for record in self.records if record["verdict"] == Verdict.UNAVAILABLE.value]
             trajectory.error = f"judge: {len(lost)} items could not be decided, the first: {lost[0]['reason']}"

@@ -110,20 +110,32 @@ def _call(value: Any, where: str) -> ToolCall:
     return ToolCall(name=body["name"], arguments=dict(arguments), id=_text(value.get("id")))
 
 
-def _linked(messages: list[Message]) -> list[Message]:
-    """Each tool's message with the id and the name of its call, where those were recorded in order and not named."""
-    linked: list[Message] = []
+def answered_calls(messages: Iterable[Message]) -> list[ToolCall | None]:
+    """For each message the call that it answers: the one of its id, else the first of the step that has no answer yet.
+
+    None for messages that are no tool's, or answer nothing.
+    """
+    found: list[ToolCall | None] = []
     waiting: list[ToolCall] = []
     for message in messages:
+        call = None
         if message.author is Author.ASSISTANT:
             waiting = list(message.calls)
         elif message.author is Author.TOOL and waiting:
             named = [call for call in waiting if call.id and call.id == message.call_id]
-            call = named[0] if named else waiting[0]
-            waiting.remove(call)
-            message = replace(message, call_id=message.call_id or call.id, name=message.name or call.name)
-        linked.append(message)
-    return linked
+            call = waiting.pop(waiting.index(named[0]) if named else 0)
+        found.append(call)
+    return found
+
+
+def _linked(messages: list[Message]) -> list[Message]:
+    """Each tool's message with the id and the name of its call, where those were recorded in order and not named."""
+    return [
+        message
+        if call is None
+        else replace(message, call_id=message.call_id or call.id, name=message.name or call.name)
+        for message, call in zip(messages, answered_calls(messages), strict=True)
+    ]
 
 
 def check_order(messages: Sequence[Message]) -> None:
@@ -189,17 +201,12 @@ def recorded_calls(reference: Iterable[Any]) -> list[dict[str, Any]]:
 
     Calls that got no response are left out.
     """
-    made: list[dict[str, Any]] = []
-    waiting: list[ToolCall] = []
-    for message in read_messages(reference):
-        if message.author is Author.ASSISTANT:
-            waiting = list(message.calls)
-        elif message.author is Author.TOOL and waiting:
-            named = [call for call in waiting if call.id and call.id == message.call_id]
-            call = named[0] if named else waiting[0]
-            waiting.remove(call)
-            made.append({"name": call.name, "arguments": call.arguments, "response": _parsed(message.content)})
-    return made
+    messages = read_messages(reference)
+    return [
+        {"name": call.name, "arguments": call.arguments, "response": _parsed(message.content)}
+        for message, call in zip(messages, answered_calls(messages), strict=True)
+        if call is not None
+    ]
 
 
 def _parsed(text: str) -> Any:

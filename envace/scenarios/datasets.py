@@ -105,19 +105,14 @@ class _Drop(Exception):
         self.reason = reason
 
 
-READING = re.compile(
-    r"^(get|list|search|find|fetch|read|show|look_?up|query|check|count|describe|view|retrieve)(?![a-z])", re.IGNORECASE
-)
+READING = re.compile(r"(get|list|search|find|read|show|look_?up|describe|view|retrieve)(?![a-z])", re.IGNORECASE)
 """How names of tools that only look up begin."""
+SECOND_VERB = re.compile(r"(_and_|And[A-Z])")
+"""Such a name does something else as well."""
 
 
 def tools_only(id: str, tools: Sequence[ToolSpec]) -> EnvironmentSpec:
-    """An environment of which nothing is known but its tools; nothing can be executed in it.
-
-    A tool whose name begins like one that reads (`get_order`) is taken to read: within a group its responses are then
-    shared, and anchored. A wrong guess costs variety, never a reward.
-    """
-    tools = [replace(tool, effect="query") if READING.match(tool.name) else tool for tool in tools]
+    """An environment of which nothing is known but its tools; nothing can be executed in it."""
     return EnvironmentSpec(
         id=id,
         entry="",
@@ -236,13 +231,20 @@ def _tools(value: Any) -> tuple[tuple[ToolSpec, ...], str]:
     found = [
         f"{tool.name}: {problem}" for tool, item in zip(tools, listed, strict=True) if (problem := _strict(item, tool))
     ]
-    named = (replace(tool, effect=_effect(item)) for tool, item in zip(tools, listed, strict=True))
+    named = (replace(tool, effect=_effect(item, tool.name)) for tool, item in zip(tools, listed, strict=True))
     return tuple(named), "; ".join(found)[:MAX_DETAIL]
 
 
-def _effect(item: Any) -> str:
-    """Our own form says which tools only read; others do not."""
-    return "query" if isinstance(item, Mapping) and item.get("effect") == "query" else "state_change"
+def _effect(item: Any, name: str) -> str:
+    """What a row says of a tool (`effect`), else what its name is taken to mean.
+
+    A tool that reads has its responses shared and anchored within a group; where the guess is wrong, `effect:
+    state_change` in the row mends it.
+    """
+    told = item.get("effect") if isinstance(item, Mapping) else None
+    if told in ("query", "state_change"):
+        return str(told)
+    return "query" if READING.match(name) and not SECOND_VERB.search(name) else "state_change"
 
 
 def _strict(item: Any, tool: ToolSpec) -> str | None:
@@ -491,7 +493,7 @@ def write_rows(path: Path, dataset: Dataset) -> None:
 def _row(scenario: Scenario, spec: EnvironmentSpec) -> dict[str, Any]:
     """The environment is left out, for it has the scenario's name."""
     fields = scenario.model_dump(mode="json", exclude={"environment"}, exclude_none=False)
-    tools = [{**to_openai(tool), **({"effect": "query"} if tool.effect == "query" else {})} for tool in spec.tools]
+    tools = [{**to_openai(tool), "effect": tool.effect} for tool in spec.tools]
     return {**{key: value for key, value in fields.items() if value is not None}, "tools": tools}
 
 

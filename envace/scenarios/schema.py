@@ -70,7 +70,8 @@ class Scenario(Strict):
     checklist: Checklist | None = None
     """Weighted questions about each turn; what a reward is made of where no environment can be run."""
     reference: tuple[dict[str, Any], ...] = ()
-    """The recorded conversation that the scenario comes from, as OpenAI messages; no policy is shown it."""
+    """The recorded conversation that the scenario comes from, as OpenAI messages; no policy is shown it but a
+    rehearser with `grounding: reference`."""
 
     @model_validator(mode="after")
     def _turn_by_turn(self) -> Scenario:

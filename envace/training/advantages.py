@@ -38,7 +38,7 @@ class AdvantageSettings:
     baseline: Literal["outputs", "trajectories"] = "outputs"
     """A cell's mean over `outputs`, where a long trajectory weighs more, or over `trajectories`, each weighing once."""
     scale: Literal["none", "std"] = "none"
-    """`std` divides by the cell's standard deviation, over what `baseline` says. Of `cells` only."""
+    """`std` divides by the cell's standard deviation, over what `baseline` says. `global` has no cells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ def _compared(rewards: Floats, trajectories: Ints, settings: AdvantageSettings) 
         _, first = np.unique(trajectories, return_index=True)
         basis = rewards[first]
     # n - 1, as in the published implementations of GRPO.
-    spread = float(basis.std(ddof=1)) if settings.kind == "cells" and settings.scale == "std" else 1.0
+    spread = float(basis.std(ddof=1)) if settings.scale == "std" else 1.0
     return (rewards - float(basis.mean())) / spread
 
 

@@ -3,7 +3,7 @@
 | arm | who answers calls | what is trained |
 |---|---|---|
 | `envace` | the policy itself, one imagined world a group | both roles, role-wise baselines |
-| `published` | the policy itself, one imagined world a rollout | both roles, exactly as the paper has it |
+| `published` | the policy itself, one imagined world a rollout | both roles, every sampled token, as the paper has it |
 | `grpo-real` | the executable environment | acting |
 | `grpo-simulator` | another model, which stays as it is | acting |
 | `per-role` | a second policy, which is trained too | each policy its own role |

@@ -16,6 +16,7 @@ from envace.prompts import Prompts, load_prompts
 from envace.rollout.groups import Layout
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Expected, Scenario, opening, reply_holds
+from envace.scenarios.conversations import answered_calls
 from envace.scenarios.packages import dump_line
 from envace.scenarios.schema import Call
 from envace.types import Author, Message, Role, ToolCall
@@ -244,12 +245,10 @@ def _responses(
     form: Format, spec: EnvironmentSpec, before: Sequence[Message], said: Sequence[Message], prompts: Prompts
 ) -> list[SupervisedRow]:
     """Layout `prompted`: each response after a prompt of its own."""
-    rows, waiting = [], list[ToolCall]()
-    for number, message in enumerate(said):
-        if message.author is Author.ASSISTANT:
-            waiting = list(message.calls)
-        elif message.author is Author.TOOL and waiting:
-            asked = rehearsal_prompt(spec, prompts, waiting.pop(0), [*before, *said[:number]])
+    rows = []
+    for number, (message, call) in enumerate(zip(said, answered_calls(said), strict=True)):
+        if call is not None:
+            asked = rehearsal_prompt(spec, prompts, call, [*before, *said[:number]])
             rows.append(_row([(form.open((), asked), False), (form.written(rehearsal_answer(message.content)), True)]))
     return rows
 

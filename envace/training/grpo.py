@@ -28,7 +28,7 @@ from envace.training.checkpoints import Loaded, latest, prune, save_checkpoint, 
 from envace.training.demonstrations import SupervisedRow
 from envace.training.keeping import Keeper
 from envace.training.learner import Learner
-from envace.training.metrics import group_metrics, has_spread, judge_metrics, renumbered
+from envace.training.metrics import group_metrics, is_flat, judge_metrics, renumbered
 from envace.training.recipe import Recipe
 from envace.types import Group
 
@@ -208,8 +208,8 @@ class Trainer:
             picked = self._pick(recipe.scenarios_per_update - len(kept))
             seed = (recipe.seed, number, attempt) if attempt else (recipe.seed, number)
             groups = await collector.groups(picked, size=recipe.group_size, seed=seed)
-            last = attempt == recipe.resample
-            kept += [group for group in groups if last or has_spread(group)]
+            # A group that could not be scored is kept: it is a failure to be counted, not a dull scenario.
+            kept += [group for group in groups if attempt == recipe.resample or not is_flat(group)]
             if len(kept) == recipe.scenarios_per_update:
                 break
             resampled += recipe.scenarios_per_update - len(kept)

@@ -65,15 +65,12 @@ class Learner:
 
     def imitate(self, rows: Sequence[SupervisedRow]) -> dict[str, float]:
         """One step on recorded conversations. Raises TrainingError when numbers give out."""
-        loss = self._recipe.loss
-        return imitate(
-            self.loaded.model,
-            self.optimizer,
-            rows,
-            max_tokens=loss.max_batch_tokens,
-            max_grad_norm=loss.max_grad_norm,
-            pad_id=self.loaded.format.pad_id,
+        self._probe.before(self.loaded.model)
+        losses = imitate(
+            self.loaded.model, self.optimizer, rows, settings=self._recipe.loss, pad_id=self.loaded.format.pad_id
         )
+        self._probe.after(self.loaded.model, losses["grad_norm"])
+        return losses
 
     def restore(self, path: Path) -> dict[str, Any]:
         """Go back to a checkpoint; returns its state."""

@@ -36,10 +36,10 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def has_spread(group: Group) -> bool:
-    """Whether a group can teach anything: two of its rewards differ."""
+def is_flat(group: Group) -> bool:
+    """Whether all of a group was scored, and alike: it cannot teach anything."""
     rewards = [trajectory.reward for trajectory in group.trajectories if trajectory.reward is not None]
-    return len(rewards) > 1 and max(rewards) - min(rewards) > FLAT
+    return len(rewards) == len(group.trajectories) and max(rewards) - min(rewards) <= FLAT
 
 
 def renumbered(groups: Sequence[Group]) -> list[Group]:

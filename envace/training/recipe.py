@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from envace.errors import ConfigError
 from envace.models.http import HttpSettings
 from envace.rewards import WEIGHTS
-from envace.rewards.judge import JudgeSection
+from envace.rewards.judge import JudgeSection, refuse_secrets
 from envace.rollout import Limits
 from envace.rollout.groups import Layout, Setting
 from envace.runs.trackers import TrackerName
@@ -139,11 +139,19 @@ class LoraSection(Section):
 class SimulatorSection(Section):
     """Who plays the environment in arm `grpo-simulator`; it is never trained."""
 
-    model: str = "starter"
-    """What `model` may be, or an endpoint (`URL#NAME`)."""
+    model: str | None = None
+    """What `model` may be, or an endpoint (`URL#NAME`); None is the policy as it is at the start."""
     temperature: float = Field(1.0, ge=0)
     endpoint: HttpSettings = Field(default_factory=HttpSettings)
     """How it is asked, where it is an endpoint."""
+
+    @field_validator("model")
+    @classmethod
+    def _no_secrets(cls, model: str | None) -> str | None:
+        """Recipes are written into run folders, so an address in one holds no credentials. Raises ConfigError."""
+        if model is not None:
+            refuse_secrets(model, "simulator.model")
+        return model
 
 
 class EvalSection(Section):
@@ -298,6 +306,15 @@ class Recipe(Section):
             raise ValueError("sft.rows=round learns the assistant's steps alone: set sft.roles=act, or layout=prompted")
         if self.judge is not None and self.reward != "judged":
             raise ValueError(f"a judge decides checklists, and reward is {self.reward}: set reward=judged")
+        kind = self.advantage or self.facts.advantage
+        if kind == "global" and self.scale == "std":
+            raise ValueError("scale=std divides by a cell's spread, and advantage=global compares with no cell")
+        if kind == "global" and self.resample:
+            raise ValueError("resample replaces groups without spread, and advantage=global learns from these too")
+        if self.rehearser is not None and self.facts.rehearser != "second":
+            raise ValueError("rehearser names the second policy of arm per-role")
+        if self.loss.constant_length is not None and self.loss.aggregation != "constant":
+            raise ValueError("loss.constant_length is of loss.aggregation=constant")
         if self.resample and self.arm == "sft":
             raise ValueError("resample draws groups anew, and arm sft samples none")
         return self

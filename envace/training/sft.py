@@ -14,7 +14,8 @@ from envace.errors import TrainingError
 from envace.models.ragged import buckets
 from envace.training.batches import pad
 from envace.training.demonstrations import SupervisedRow
-from envace.training.forward import hidden_states, log_probabilities
+from envace.training.forward import hidden_states, log_probabilities, logits_at, read_tokens
+from envace.training.recipe import LossSection
 
 
 class MuonAdam:
@@ -102,8 +103,7 @@ def imitate(
     optimizer: torch.optim.Optimizer,
     rows: Sequence[SupervisedRow],
     *,
-    max_tokens: int,
-    max_grad_norm: float,
+    settings: LossSection,
     pad_id: int,
 ) -> dict[str, float]:
     """One step on rows that may not go through the model at once; the mean is over the learned tokens of all of them.
@@ -118,21 +118,55 @@ def imitate(
     if not learned:
         raise TrainingError("No token of these recorded conversations is to be learned.")
     model.train()
+    if settings.recompute:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     optimizer.zero_grad(set_to_none=True)
-    total = 0.0
-    for batch in buckets([len(row.ids) for row in rows], max_tokens=max_tokens):
-        part = [rows[i] for i in batch]
-        count = sum(int(row.learn[1:].sum()) for row in part)
-        if count:
-            loss = supervised_loss(model, part, pad_id) * (count / learned)
-            loss.backward()
-            total += float(loss.detach())
-    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm))
+    total = _surprise(model, rows, settings, pad_id) / learned
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= learned
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm))
     if not (math.isfinite(total) and math.isfinite(norm)):
         raise TrainingError(f"The loss is {total} and the gradient norm {norm}: not finite, no step taken.")
     optimizer.step()
     tokens = sum(len(row.ids) for row in rows)
     return {"loss": total, "grad_norm": norm, "trained_tokens": float(tokens), "learned_tokens": float(learned)}
+
+
+def _surprise(model: PreTrainedModel, rows: Sequence[SupervisedRow], settings: LossSection, pad_id: int) -> float:
+    """Negative log-likelihood of all learned tokens, nats, a bucket of rows and a chunk of logits at a time.
+
+    With gradients enabled they are left on the model: the graph is cut at the hidden states, as in an update.
+    """
+    total = 0.0
+    for batch in buckets([len(row.ids) for row in rows], max_tokens=settings.max_batch_tokens):
+        ids_BT = torch.from_numpy(pad([rows[i].ids for i in batch], pad_id)).to(model.device)
+        learn_BT = torch.from_numpy(pad([rows[i].learn for i in batch])).to(model.device)[:, 1:]
+        if not learn_BT.any():
+            continue
+        body_ND, targets_N = hidden_states(model, ids_BT[:, :-1])[learn_BT], ids_BT[:, 1:][learn_BT]
+        cut_ND = body_ND.detach().requires_grad_(torch.is_grad_enabled())
+        for chunk_n in torch.arange(len(targets_N), device=model.device).split(settings.logit_chunk):
+            chosen_n, _ = read_tokens(logits_at(model, cut_ND[chunk_n], 1.0), targets_N[chunk_n])
+            loss = -chosen_n.sum()
+            if loss.requires_grad:
+                loss.backward()
+            total += float(loss.detach())
+        if cut_ND.grad is not None and body_ND.requires_grad:
+            body_ND.backward(cut_ND.grad)
+    return total
+
+
+@torch.no_grad()
+def held_out_loss(
+    model: PreTrainedModel, rows: Sequence[SupervisedRow], *, settings: LossSection, pad_id: int
+) -> float:
+    """Mean negative log-likelihood of the learned tokens, nats. Raises TrainingError where there is none."""
+    learned = sum(int(row.learn[1:].sum()) for row in rows)
+    if not learned:
+        raise TrainingError("No token of the held-out conversations is to be learned.")
+    model.eval()
+    return _surprise(model, rows, settings, pad_id) / learned
 
 
 def supervised_loss(model: PreTrainedModel, rows: Sequence[SupervisedRow], pad_id: int) -> torch.Tensor:

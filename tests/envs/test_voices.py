@@ -169,13 +169,15 @@ async def test_a_rehearsers_prompt_without_room_ends_the_rollout(
         ('<execution_result>{"a": 1}</execution_result>', '{"a":1}'),
         ("Sure:\n<execution_result>\n[1, 2]\n</execution_result> done", "[1,2]"),
         ('{"a": 1}', '{"a":1}'),
-        ("<execution_result>7</execution_result>", None),
+        ("<execution_result>7</execution_result>", "7"),
+        ('<execution_result>"It is done."</execution_result>', '"It is done."'),
+        ("7", None),
         ("<execution_result>{</execution_result>", None),
         ("[" * 100_000, None),
         ("", None),
     ],
 )
-def test_a_result_is_an_object_or_an_array(reply: str, read: str | None) -> None:
+def test_a_result_is_json_between_its_tags(reply: str, read: str | None) -> None:
     assert result_of(Parsed(text=reply)) == read
 
 

@@ -21,7 +21,7 @@ from envace.training.arms import ARMS
 from envace.training.checkpoints import Loaded
 from envace.training.demonstrations import SupervisedRow
 from envace.training.grpo import Trainer
-from envace.training.metrics import has_spread
+from envace.training.metrics import is_flat
 from envace.training.recipe import Recipe, load_recipe
 from envace.training.sft import MuonAdam, sft_step
 from envace.types import Group, StopReason, Trajectory
@@ -201,7 +201,7 @@ async def test_groups_without_spread_are_drawn_anew_with_further_scenarios(train
     for seed in range(20):
         plain = trainer(f"plain-{seed}", recipe(group_size=2, seed=seed))
         as_drawn = await plain._collect(1)
-        flat = sum(not has_spread(group) for group in as_drawn.groups)
+        flat = sum(is_flat(group) for group in as_drawn.groups)
         assert (as_drawn.resampled, plain.cursor, len(as_drawn.groups)) == (0, 2, 2)
         if flat:
             break
@@ -210,7 +210,7 @@ async def test_groups_without_spread_are_drawn_anew_with_further_scenarios(train
     drawn_anew = await one._collect(1)
     assert drawn_anew.resampled >= flat
     assert (one.cursor, len(drawn_anew.groups)) == (2 + drawn_anew.resampled, 2)
-    assert all(has_spread(group) for group in drawn_anew.groups)
+    assert all(not is_flat(group) for group in drawn_anew.groups)
     assert [t.group for group in drawn_anew.groups for t in group.trajectories] == [0, 0, 1, 1]
 
 
