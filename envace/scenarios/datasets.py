@@ -105,7 +105,7 @@ class _Drop(Exception):
         self.reason = reason
 
 
-READING = re.compile(r"(get|list|search|find|read|show|look_?up|describe|view|retrieve)(?![a-z])", re.IGNORECASE)
+READING = re.compile(r"(?i:get|list|search|find|read|show|look_?up|describe|view|retrieve)(?![a-z])")
 """How names of tools that only look up begin."""
 SECOND_VERB = re.compile(r"(_and_|And[A-Z])")
 """Such a name does something else as well."""

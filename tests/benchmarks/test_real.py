@@ -186,3 +186,13 @@ async def test_an_environment_that_hangs_is_nobodys_failure(tmp_path: Path, form
     summary = summarise(found.attempts)
     assert (summary["success"], summary["n"], summary["undecided"]) == (1.0, 1, 1)
     assert summary["stops"] == {"infrastructure": 1, "replied": 1}
+
+
+async def test_a_scenario_of_several_turns_is_tried_to_its_last(starter_episodes: Any, form: Any) -> None:
+    worker, spec, [scenario, *_] = await starter_episodes("retail", 1)
+    talked = scenario.model_copy(update={"turns": ("and now?", "really?")})
+    said = Message(author=Author.ASSISTANT, content="Well.")
+    policy = ScriptedPolicy(form, lambda text, role: form.written(said))
+    found = await evaluate_policy(policy, [talked], {"retail": spec}, worker, limits=LIMITS, temperature=0.0)
+    [attempt] = found.attempts
+    assert [m.content for m in attempt.trajectory.messages] == ["Well.", "and now?", "Well.", "really?", "Well."]

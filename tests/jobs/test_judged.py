@@ -119,3 +119,21 @@ def test_items_for_a_judge_without_one_are_refused_before_anything_is_written(tm
 def test_what_a_data_set_cannot_give_is_told(tmp_path: Path, changes: tuple[str, ...], said_so: str) -> None:
     with pytest.raises(ConfigError, match=said_so):
         train(recipe(None, *changes), out=tmp_path / "run")
+
+
+def test_cut_rehearsals_count_in_an_evaluation_whatever_training_does_with_them(server: Loopback, warm: str) -> None:
+    server.answers(by_rule(lambda question, turn: True))
+    result = evaluate(recipe(server, "limits.truncated=drop", "limits.max_steps=1"), model=warm)
+    assert (result["n"], result["undecided"]) == (1, 0)
+
+
+def test_arm_sft_learns_recorded_conversations_and_is_judged_by_held_out_ones(tmp_path: Path) -> None:
+    row = json.loads(ROW.read_text())
+    row = row[0] if isinstance(row, list) else row
+    rows = [{"id": f"r{n}", "messages": row["messages"][:4], "tools": row["tools"]} for n in range(5)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    changes = (f"world={tmp_path}/rows.jsonl", "reward=contract", "arm=sft", "group_size=2", "learning_rate=0.01")
+    summary = train(recipe(None, *changes, "updates=3"), out=tmp_path / "run")
+    before, after = RunFolder.open(tmp_path / "run").metrics("eval")
+    assert after["held_out_loss"] < before["held_out_loss"]
+    assert (summary["arm"], summary["reward"], summary["real_calls_in_training"]) == ("sft", None, 0)

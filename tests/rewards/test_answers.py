@@ -142,3 +142,9 @@ def test_a_question_keeps_its_id_however_long_it_is() -> None:
     assert json.loads(line)["id"] == "C0"
     assert "\n" not in line
     assert quoted("a\u2028b\x85") == '"a\\u2028b\\u0085"'
+
+
+def test_a_quoted_verdict_without_an_id_does_not_flip_one_that_names_the_item() -> None:
+    answer = '{"verdicts":[{"id":"a","reason":"no","verdict":"fail"}]} It wrote {"verdict": "pass"}, which I ignored.'
+    assert read_verdicts(answer, ["a"])["a"][0] is Verdict.FAIL
+    assert read_verdicts('I decide: {"verdict": "pass"}', ["a"])["a"][0] is Verdict.PASS

@@ -312,3 +312,27 @@ def test_a_row_with_anything_anywhere_is_kept_or_dropped(tmp_path: Path, data: s
     if dataset.scenarios:
         write_rows(tmp_path / "again.jsonl", dataset)
         assert load_dataset(tmp_path / "again.jsonl").scenarios == dataset.scenarios
+
+
+@pytest.mark.parametrize(
+    ("name", "effect", "reads"),
+    [
+        ("get_order", None, True),
+        ("search", None, True),
+        ("listOrders", None, True),
+        ("getaway_booking", None, False),
+        ("check_out", None, False),
+        ("find_and_delete", None, False),
+        ("getAndReset", None, False),
+        ("get_order", "state_change", False),
+        ("cancel_order", "query", True),
+    ],
+)
+def test_what_a_tool_does_is_told_by_the_row_or_guessed_from_its_name(
+    tmp_path: Path, name: str, effect: str | None, reads: bool
+) -> None:
+    tool = {"type": "function", "function": {"name": name, "description": "x", "parameters": {"type": "object"}}}
+    row = {"id": "a", "instruction": "hello", "tools": [{**tool, **({"effect": effect} if effect else {})}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    [spec] = load_dataset(tmp_path / "rows.jsonl", require_checklist=False).specs.values()
+    assert spec.reads(name) == reads

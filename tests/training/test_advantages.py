@@ -179,3 +179,18 @@ def test_every_cell_has_mean_zero_and_no_cell_moves_another(pairs: list[tuple[fl
         assert abs(found.values_B[members].sum()) < 1e-9
         alone = advantages([rewards[i] for i in members], [cell] * len(members))
         np.testing.assert_array_equal(alone.values_B, found.values_B[members])
+
+
+def test_a_groups_spread_is_divided_out_before_the_batch_is_whitened() -> None:
+    # Two groups whose rewards differ by .1 and by .8: divided by their spread they weigh the same.
+    outputs = Outputs(
+        rewards_B=np.array([0.4, 0.5, 0.1, 0.9]),
+        groups_B=np.array([0, 0, 1, 1]),
+        roles_B=np.zeros(4, dtype=np.int64),
+        trajectories_B=np.arange(4),
+        tokens_B=np.ones(4, dtype=np.int64),
+    )
+    kinds = [AdvantageSettings(kind="global-baseline"), AdvantageSettings(kind="global-baseline", scale="std")]
+    plain, scaled = (compare(outputs, settings).values_B for settings in kinds)
+    assert abs(plain[0]) < abs(plain[2]) / 4
+    np.testing.assert_allclose(np.abs(scaled), np.sqrt(3) / 2, atol=1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envace.training.metrics import consistent_share, feasible_share, group_metrics
+from envace.training.metrics import consistent_share, feasible_share, group_metrics, is_flat
 from envace.types import (
     Author,
     Consistency,
@@ -61,3 +61,18 @@ def test_shares_of_nothing_are_none_not_zero() -> None:
     made = trajectory(1.0, StopReason.REPLIED)
     made.exchanges = [exchange(Consistency.UNDETERMINED), exchange(None)]
     assert consistent_share([made]) is None
+
+
+def test_a_group_that_could_not_be_scored_is_not_flat() -> None:
+    def group(*rewards: float | None) -> Group:
+        made = [
+            Trajectory(scenario_id="s", environment_id="e", kind="k", group=0, index=i, reward=reward)
+            for i, reward in enumerate(rewards)
+        ]
+        return Group(scenario_id="s", trajectories=made)
+
+    assert is_flat(group(0.5, 0.5))
+    assert is_flat(group(0.1 + 0.2, 0.3))
+    assert not is_flat(group(0.5, 0.6))
+    assert not is_flat(group(0.5, None))
+    assert not is_flat(group(None, None))

@@ -193,3 +193,9 @@ def test_a_recipe_survives_its_own_record() -> None:
 def test_settings_that_mean_nothing_together_are_told(changes: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_recipe(None, changes)
+
+
+def test_an_address_with_credentials_is_not_written_into_a_run() -> None:
+    for key in ("simulator.model", "judge.model"):
+        with pytest.raises(ConfigError, match=rf"{key} holds credentials"):
+            load_recipe(None, ["reward=judged", f"{key}=http://me:secret@h:1/v1#m"])

@@ -26,7 +26,8 @@ from envace.training.demonstrations import (
     under_fresh_ids,
 )
 from envace.training.demonstrations import demonstrated as said_in
-from envace.training.sft import MuonAdam, batches, schedule, sft_step, supervised_loss
+from envace.training.recipe import LossSection
+from envace.training.sft import MuonAdam, batches, held_out_loss, imitate, schedule, sft_step, supervised_loss
 from envace.types import Author, Message, ToolCall
 
 LOOKUP = {"order_id": "#W111111"}
@@ -258,3 +259,47 @@ async def test_a_demonstration_under_fresh_ids_is_the_same_one_renamed(
     assert [call["name"] for call in after["calls"]] == [call["name"] for call in before["calls"]]
     assert (after["outcome"], after["reply"]) == (before["outcome"], before["reply"])
     assert after["calls"][0]["arguments"] != before["calls"][0]["arguments"]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("max_batch_tokens", "logit_chunk"), [(2048, 256), (5, 1), (10, 2)])
+def test_imitation_does_not_depend_on_how_rows_and_logits_are_cut(
+    new_tiny: Any, max_batch_tokens: int, logit_chunk: int, recompute: bool
+) -> None:
+    rows = [row([5, 6, 7, 8, 9], [2, 4]), row([10, 11, 12], [1]), row([7, 8], [])]
+    plain, cut = new_tiny(), new_tiny()
+    loss = supervised_loss(plain, rows, 0)
+    loss.backward()
+    settings = LossSection(
+        max_batch_tokens=max_batch_tokens, logit_chunk=logit_chunk, recompute=recompute, max_grad_norm=1e9
+    )
+    found = imitate(cut, torch.optim.SGD(cut.parameters(), lr=0.0), rows, settings=settings, pad_id=0)
+    assert found["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert (found["learned_tokens"], found["trained_tokens"]) == (3, 10)
+    for one, other in zip(plain.parameters(), cut.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-6, rtol=1e-4)
+    assert held_out_loss(plain, rows, settings=settings, pad_id=0) == pytest.approx(loss.item(), abs=1e-5)
+
+
+def test_nothing_to_imitate_is_an_error(new_tiny: Any) -> None:
+    model = new_tiny()
+    with pytest.raises(TrainingError, match="No token"):
+        imitate(model, torch.optim.SGD(model.parameters(), lr=0.1), [row([5, 6], [])], settings=LossSection(), pad_id=0)
+
+
+def test_a_response_is_learned_after_the_call_that_it_answers_whatever_the_order(
+    retail: EnvironmentSpec, cancel_task: Callable[..., Scenario]
+) -> None:
+    form = ChatFormat(tokenizer("qwen3"))
+    names = ("#W111111", "#W222222")
+    calls = tuple(ToolCall(name="get_order", arguments={"order_id": name}, id=name) for name in names)
+    said = [
+        Message(author=Author.ASSISTANT, calls=calls),
+        Message(author=Author.TOOL, content='{"of":2}', call_id="#W222222"),
+        Message(author=Author.TOOL, content='{"of":1}', call_id="#W111111"),
+    ]
+    rows = supervised_rows(form, retail, cancel_task(), said, Style(layout="prompted"))
+    for row in rows[1:]:
+        asked = form.decode(row.ids[~row.learn].tolist()).split("The call to answer: ")[1]
+        number = 1 if "#W111111" in asked else 2
+        assert f'{{"of":{number}}}' in form.decode(row.ids[row.learn].tolist())

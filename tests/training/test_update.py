@@ -344,3 +344,17 @@ def test_tokens_that_are_not_finite_are_counted(new_tiny: New) -> None:
     bad.logprobs[2] = np.nan
     with pytest.raises(TrainingError, match=r"\(1 of its tokens are not finite\)"):
         step(model, [bad, row(model, [5, 6, 7], policy=[2], advantage=1.0)])
+
+
+def test_recomputed_activations_give_the_same_update(new_tiny: New) -> None:
+    stepped = []
+    for recompute in (False, True):
+        model = new_tiny()
+        learned = row(model, [5, 6, 7, 8, 9], policy=[2, 3], advantage=1.0)
+        rows = token_mean([learned, row(model, [4, 5, 6], anchor=[1])])
+        settings = LossSection(recompute=recompute, share_prompts=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        update(model, Reference(model), optimizer, rows, settings=settings, temperature=1.0, pad_id=0)
+        assert model.is_gradient_checkpointing == recompute
+        stepped.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    torch.testing.assert_close(stepped[0], stepped[1], atol=1e-6, rtol=0)
