@@ -43,7 +43,7 @@ def recipe(server: Loopback | None, *changes: str) -> Recipe:
 def warm(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A starter model that has learned the recorded conversation, more or less: it calls, is answered and replies."""
     out = tmp_path_factory.mktemp("warm") / "run"
-    result = sft(recipe(None, "sft.steps=60", "sft.batch_size=1", "sft.lr=0.01", "sft.matrix_lr=0.01"), out=out)
+    result = sft(recipe(None, "sft.steps=45", "sft.batch_size=1", "sft.lr=0.02", "sft.matrix_lr=0.02"), out=out)
     assert result["loss"] < 0.5
     return str(result["model"])
 
