@@ -15,9 +15,9 @@ FULL = 1 - 1e-9
 
 
 def summarise_judged(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """The keys of a real evaluation, where `success` is full marks, and `reward`, the mean.
+    """`reward`, the mean, and `full_marks`, the share with its 95 % Wilson interval, by kind, and why rehearsals stopped.
 
-    What a checklist says of a rehearsal is no proof that anything would have worked. Trajectories that could not be
+    There is no `success`: what a checklist says of a rehearsal is no proof that anything would have worked. Trajectories that could not be
     judged are counted as `undecided`, and stand in no share.
     """
     judged = [trajectory for trajectory in trajectories if trajectory.reward is not None]
@@ -25,12 +25,10 @@ def summarise_judged(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     for trajectory in judged:
         by_kind[trajectory.kind].append(trajectory)
     return {
+        "success": None,
         **_share(judged),
         "reward": float(np.mean([trajectory.reward for trajectory in judged])) if judged else None,
-        "do": None,
-        "decline": None,
         "undecided": len(trajectories) - len(judged),
-        "by_domain": {},
         "by_kind": {kind: _share(group) for kind, group in sorted(by_kind.items())},
         "stops": dict(Counter(trajectory.stop.value for trajectory in trajectories)),
     }
@@ -39,7 +37,7 @@ def summarise_judged(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 def _share(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     wins = sum((trajectory.reward or 0.0) >= FULL for trajectory in trajectories)
     return {
-        "success": wins / len(trajectories) if trajectories else None,
+        "full_marks": wins / len(trajectories) if trajectories else None,
         "n": len(trajectories),
         "ci": [round(bound, 4) for bound in wilson(wins, len(trajectories))],
     }

@@ -123,7 +123,7 @@ def show(result: dict[str, Any], as_json: bool, *, kind: str) -> None:
 def _tables(result: dict[str, Any], kind: str) -> list[Table]:
     if kind == "demo":
         return [results_table(run) for run in result.get("runs", [result])]
-    if kind == "eval":
+    if kind == "eval" and "full_marks" not in result:
         return [results_table({"evaluated": result})]
     if kind == "plan":
         return plan_tables(result)

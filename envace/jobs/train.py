@@ -322,8 +322,9 @@ def _held_out(recipe: Recipe, world: World, model: Loaded, scenarios: Sequence[S
 def _told(record: dict[str, Any], share: str, world: World) -> str:
     if "held_out_loss" in record:
         return f"loss {record['held_out_loss']:.3f} nats a token on {record['n']} held-out recordings"
-    what = "real success" if world.executable else f"reward {record['reward']:.3f}, full marks"
-    return f"{what} {share} of {record['n']} held-out scenarios"
+    if not world.executable:
+        return f"judged reward {record['reward']:.3f} of {record['n']} held-out rehearsals"
+    return f"real success {share} of {record['n']} held-out scenarios"
 
 
 def _note(record: dict[str, Any]) -> str:
@@ -341,6 +342,8 @@ def train_summary(recipe: Recipe, folder: RunFolder, seconds: float) -> dict[str
         "reward": updates[-1]["reward"],
         "loss": updates[-1]["loss"],
         "success": [evaluations[0]["success"], evaluations[-1]["success"]],
+        **_ends(evaluations, "reward", "held_out_reward"),
+        **_ends(evaluations, "held_out_loss", "held_out_loss"),
         "feasible_share": [updates[0].get("feasible_share"), updates[-1].get("feasible_share")],
         "real_calls_in_training": sum(update["real_calls"] for update in updates),
         "tokens_per_s": _rate(updates),
@@ -353,6 +356,11 @@ def train_summary(recipe: Recipe, folder: RunFolder, seconds: float) -> dict[str
         "best": folder.results().get("best"),
         "run": str(folder.path),
     }
+
+
+def _ends(evaluations: list[dict[str, Any]], key: str, name: str) -> dict[str, Any]:
+    """First and last of what an evaluation without a real environment gives; nothing where there is one."""
+    return {name: [evaluations[0][key], evaluations[-1][key]]} if key in evaluations[0] else {}
 
 
 def _rate(updates: list[dict[str, Any]]) -> int:
