@@ -38,7 +38,7 @@ from envace.training.demonstrations import (
     SupervisedRow,
     demonstrated,
     demonstrations_of,
-    supervised_rows,
+    rows_of_all,
     under_fresh_ids,
 )
 from envace.training.recipe import Recipe
@@ -78,12 +78,7 @@ async def _sft(recipe: Recipe, out: Path, resume: bool, display: Display) -> dic
             raise RunError(f"{out} is finished: all {recipe.sft.steps} steps are done. Ask for more in another run.")
         lessons = await _lessons(recipe, world, display)
         loaded = _student(recipe, world, lessons)
-        style = style_of(recipe)
-        rows = [
-            row
-            for scenario, said in lessons
-            for row in supervised_rows(loaded.format, world.specs[scenario.environment], scenario, said, style)
-        ]
+        rows = rows_of_all(loaded.format, world.specs, lessons, style_of(recipe))
     tokens, losses = _train(recipe, folder, loaded, rows, display)
     save_model(folder.path / MODEL_FOLDER, loaded, dtype=torch.bfloat16 if recipe.model == "new" else torch.float32)
     prune(folder.checkpoints, 0, prefix="sft")

@@ -31,7 +31,7 @@ from envace.runs.folder import data_hash
 from envace.runs.trackers import check_tracker, tracking
 from envace.scenarios import Scenario
 from envace.training.checkpoints import Loaded, file_hash, save_model
-from envace.training.demonstrations import SupervisedRow, demonstrated, demonstrations_of, ends_well, supervised_rows
+from envace.training.demonstrations import SupervisedRow, demonstrated, demonstrations_of, ends_well, rows_of_all
 from envace.training.group_size import dead_groups_line, measured_line
 from envace.training.grpo import SECOND, Lesson, Teach, Trainer
 from envace.training.recipe import Recipe
@@ -284,11 +284,7 @@ def _teacher(recipe: Recipe, world: World, loaded: Loaded) -> Teach:
     style = style_of(recipe)
 
     def rows(lessons: Sequence[tuple[Scenario, list[Message]]]) -> list[SupervisedRow]:
-        return [
-            row
-            for scenario, said in lessons
-            for row in supervised_rows(loaded.format, world.specs[scenario.environment], scenario, said, style)
-        ]
+        return rows_of_all(loaded.format, world.specs, lessons, style)
 
     async def recorded(scenarios: Sequence[Scenario], number: int) -> Lesson:
         return Lesson(rows=rows([(s, recording_of(s)) for s in scenarios]), reward=None, real_calls=0)
@@ -307,14 +303,8 @@ def _teacher(recipe: Recipe, world: World, loaded: Loaded) -> Teach:
 
 def _held_out(recipe: Recipe, world: World, model: Loaded, scenarios: Sequence[Scenario]) -> dict[str, Any]:
     """Arm `sft` where nothing can be executed: how likely the held-out recordings are to it."""
-    style = style_of(recipe)
-    rows = [
-        row
-        for scenario in scenarios
-        for row in supervised_rows(
-            model.format, world.specs[scenario.environment], scenario, recording_of(scenario), style
-        )
-    ]
+    lessons = [(scenario, recording_of(scenario)) for scenario in scenarios]
+    rows = rows_of_all(model.format, world.specs, lessons, style_of(recipe))
     loss = held_out_loss(model.model, rows, settings=recipe.loss, pad_id=model.format.pad_id)
     return {"success": None, "n": len(scenarios), "held_out_loss": loss}
 

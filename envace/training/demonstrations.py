@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -209,6 +209,20 @@ def supervised_rows(
     if style.layout == "prompted" and Role.REHEARSE in style.roles:
         rows += _responses(form, spec, before, said, style.prompts)
     return [row for row in rows if row.learn.any()]
+
+
+def rows_of_all(
+    form: Format,
+    specs: Mapping[str, EnvironmentSpec],
+    lessons: Iterable[tuple[Scenario, Sequence[Message]]],
+    style: Style,
+) -> list[SupervisedRow]:
+    """Rows of many: scenarios, each with a conversation in it."""
+    return [
+        row
+        for scenario, said in lessons
+        for row in supervised_rows(form, specs[scenario.environment], scenario, said, style)
+    ]
 
 
 def _round(form: Format, spec: EnvironmentSpec, before: Sequence[Message], said: Message) -> SupervisedRow:
