@@ -15,10 +15,10 @@ FULL = 1 - 1e-9
 
 
 def summarise_judged(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """`reward`, the mean, and `full_marks`, the share with its 95 % Wilson interval, by kind, and why rehearsals stopped.
+    """`reward`, the mean, and `full_marks`, the share with its 95 % Wilson interval, by kind; why rehearsals stopped.
 
-    There is no `success`: what a checklist says of a rehearsal is no proof that anything would have worked. Trajectories that could not be
-    judged are counted as `undecided`, and stand in no share.
+    There is no `success`: what a checklist says of a rehearsal is no proof that anything would have worked.
+    Trajectories that could not be judged are counted as `undecided`, and stand in no share.
     """
     judged = [trajectory for trajectory in trajectories if trajectory.reward is not None]
     by_kind: dict[str, list[Trajectory]] = defaultdict(list)
