@@ -127,7 +127,7 @@ def _envace(*arguments: str) -> None:
 
 
 def _mean(records: list[dict[str, Any]], key: str) -> float | None:
-    values = [record[key] for record in records if record[key] is not None]
+    values = [record[key] for record in records if record.get(key) is not None]
     return sum(values) / len(values) if values else None
 
 
