@@ -207,6 +207,8 @@ Normalise = Annotated[
     bool, typer.Option("--normalise", help="Scale the weights of a turn to a sum of 1, instead of leaving rows out.")
 ]
 
+Sft = Annotated[bool, typer.Option("--sft", help="Rows are to be imitated, and need no checklist.")]
+
 
 @data.command(name="check")
 def data_check(
@@ -214,12 +216,13 @@ def data_check(
     model: Annotated[str | None, typer.Option(help="Whose tokenizer counts the prompts.")] = None,
     max_prompt: Annotated[int | None, typer.Option(min=1, help="Tokens that a prompt may have.")] = None,
     normalise: Normalise = False,
+    sft: Sft = False,
     as_json: Json = False,
 ) -> None:
     """Say which rows can be used, and why the others cannot. Exit code 1 if none can."""
     from envace.jobs.data import check_data
 
-    result = check_data(source, model=model, max_prompt=max_prompt, normalise=normalise)
+    result = check_data(source, model=model, max_prompt=max_prompt, normalise=normalise, sft=sft)
     show(result, as_json, kind="data")
     if not result["kept"]:
         raise typer.Exit(1)
@@ -230,12 +233,13 @@ def data_convert(
     source: Source,
     out: Annotated[Path, typer.Argument(help="A .jsonl or .parquet file.")],
     normalise: Normalise = False,
+    sft: Sft = False,
     as_json: Json = False,
 ) -> None:
     """Write the rows that can be used in our own form. Exit code 1 if none can."""
     from envace.jobs.data import convert_data
 
-    result = convert_data(source, out, normalise=normalise)
+    result = convert_data(source, out, normalise=normalise, sft=sft)
     show(result, as_json, kind="data")
     if not result["kept"]:
         raise typer.Exit(1)

@@ -137,11 +137,22 @@ def _tables(result: dict[str, Any], kind: str) -> list[Table]:
         return _data_tables(result)
     for key, value in result.items():
         if key != "findings":
-            table.add_row(key, str(value))
+            table.add_row(key, Text(_cell(value)))
     findings = Table("scenario", "problem", "detail")
     for finding in result.get("findings", [])[:20]:
         findings.add_row(finding["scenario"], finding["problem"], finding["detail"])
     return [table, findings] if result.get("findings") else [table]
+
+
+def _cell(value: Any) -> str:
+    """A result as a person reads it: four digits, lists and objects without their brackets."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_cell(inner)}" for name, inner in value.items()) or "none"
+    return "—" if value is None else str(value)
 
 
 def _data_tables(result: dict[str, Any]) -> list[Table]:

@@ -21,7 +21,12 @@ EXAMPLES = 3
 
 
 def check_data(
-    source: str | Path, *, model: str | None = None, max_prompt: int | None = None, normalise: bool = False
+    source: str | Path,
+    *,
+    model: str | None = None,
+    max_prompt: int | None = None,
+    normalise: bool = False,
+    sft: bool = False,
 ) -> dict[str, Any]:
     """Load a data set and say what is in it.
 
@@ -30,6 +35,7 @@ def check_data(
         model: Whose tokenizer counts prompts: `starter`, a model folder, or a hub name.
         max_prompt: Tokens that a prompt may have.
         normalise: Scale the weights of a turn instead of leaving the row out.
+        sft: Rows are to be imitated, and need no checklist.
 
     Returns:
         `rows`, `kept`, `mended`, `dropped` by reason, `examples` of dropped and mended rows, distributions of `turns`,
@@ -42,7 +48,7 @@ def check_data(
     """
     if max_prompt is not None and model is None:
         raise ConfigError("--max-prompt counts tokens, so it needs --model, whose tokenizer makes them.")
-    dataset = load_dataset(source, normalise=normalise)
+    dataset = load_dataset(source, normalise=normalise, require_checklist=not sft)
     result = {
         "source": str(source),
         "rows": dataset.rows,
@@ -58,13 +64,14 @@ def check_data(
     return result
 
 
-def convert_data(source: str | Path, out: Path, *, normalise: bool = False) -> dict[str, Any]:
+def convert_data(source: str | Path, out: Path, *, normalise: bool = False, sft: bool = False) -> dict[str, Any]:
     """Write what can be used of a data set in our own form.
 
     Args:
         source: As for `check_data`.
         out: A .jsonl or .parquet file; one that is there is not written over.
         normalise: As for `check_data`.
+        sft: As for `check_data`.
 
     Returns:
         `rows`, `kept`, `mended`, `dropped` by reason, and `written`, the file; null where nothing could be used, and
@@ -75,7 +82,7 @@ def convert_data(source: str | Path, out: Path, *, normalise: bool = False) -> d
     """
     if out.exists():
         raise DataError(f"{out} is there already; name another file, or remove it.")
-    dataset = load_dataset(source, normalise=normalise)
+    dataset = load_dataset(source, normalise=normalise, require_checklist=not sft)
     if dataset.scenarios:
         write_rows(out, dataset)
     return {

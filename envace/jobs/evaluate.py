@@ -214,8 +214,14 @@ async def judged_evaluation(
     display.finish("evaluation")
     lost = [trajectory.error for trajectory in made if trajectory.reward is None]
     if len(lost) > (1 - MIN_SCORED_SHARE) * len(made):
-        raise RunError(f"{len(lost)} of {len(made)} rehearsals could not be judged; the first failure: {lost[0]}")
+        raise RunError(
+            f"{len(lost)} of {len(made)} rehearsals could not be judged; the first failure: {lost[0]}{_who(recipe)}"
+        )
     return summarise_judged(made)
+
+
+def _who(recipe: Recipe) -> str:
+    return f" (the judge is {recipe.judge.model}; is it running?)" if recipe.judge is not None else ""
 
 
 def _so_far(attempts: Sequence[Attempt]) -> str:

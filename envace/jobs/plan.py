@@ -89,6 +89,8 @@ def token_counts(recipe: Recipe, prompt: float | None) -> dict[str, Any]:
     room = max(0.0, limits.max_length - (prompt or 0.0))
     sampled = min(room, outputs * limits.max_step_tokens)
     row = (prompt or 0.0) + sampled
+    if recipe.layout == "prompted" and not recipe.executes:  # and a row of its own for each response
+        row += limits.max_steps * limits.max_length
     # Output k of n has the prompt and k/n of what was sampled before it: rows of one output repeat all that.
     apart = outputs * (prompt or 0.0) + sampled * (outputs + 1) / 2
     counts = {"sampled_max": sampled, "trained_max_shared": row, "trained_max_apart": apart}
@@ -281,7 +283,7 @@ def _others(recipe: Recipe, out: Path, resume: bool) -> Iterator[Lack]:
         yield from judge_lacks(recipe.judge.model)
     yield from _packages(recipe)
     dead = dead_group_share(LIKELY, recipe.group_size)
-    if dead > TOO_MANY:
+    if dead > TOO_MANY and recipe.arm != "sft":
         yield Lack(
             what=f"groups larger than {recipe.group_size}",
             why=f"at a success of {LIKELY:g}, {dead:.0%} of groups have no spread where a reward is 0 or 1",

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from envace.benchmarks import summarise
+from envace.envs.voices import rehearsal_prompt
 from envace.errors import ConfigError, RunError
 from envace.jobs.display import Display, Silent
 from envace.jobs.endpoints import is_endpoint
@@ -29,14 +30,14 @@ from envace.rewards.judge import Judge
 from envace.runs import RunFolder
 from envace.runs.folder import data_hash
 from envace.runs.trackers import check_tracker, tracking
-from envace.scenarios import Scenario
+from envace.scenarios import Scenario, opening
 from envace.training.checkpoints import Loaded, file_hash, save_model
 from envace.training.demonstrations import SupervisedRow, demonstrated, demonstrations_of, ends_well, rows_of_all
 from envace.training.group_size import dead_groups_line, measured_line
 from envace.training.grpo import SECOND, Lesson, Teach, Trainer
 from envace.training.recipe import Recipe
 from envace.training.sft import held_out_loss
-from envace.types import Message
+from envace.types import Message, ToolCall
 
 SHOWN_REHEARSALS = 8
 """Held-out scenarios rehearsed after training, for the report."""
@@ -75,6 +76,8 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
         judge_of(recipe, cache=out / VERDICTS) as judge,
     ):
         check_world(recipe, world)
+        if recipe.layout == "prompted" and not recipe.executes:
+            _check_room(recipe, world, loaded, *await real.scenarios("train", 1))
         # The folder comes last: a mistake in the recipe leaves nothing behind.
         folder = RunFolder.create(out, recipe.model_dump(mode="json"), resume=resume, inputs=_inputs(recipe, world))
         trainer = await _trainer(recipe, folder, loaded, world, real, judge, display)
@@ -87,7 +90,8 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
             display.say(
                 f"going on after update {done}" if done else "no whole checkpoint yet: starting from the first update"
             )
-        display.say(dead_groups_line(recipe.group_size))
+        if recipe.arm != "sft":
+            display.say(dead_groups_line(recipe.group_size))
         display.start("training", recipe.updates)
         with tracking(
             folder,
@@ -211,8 +215,10 @@ async def _trainer(
     tuning = await real.scenarios("tuning", recipe.eval.scenarios)
 
     second, simulator = _second(recipe), _simulator(recipe, loaded)
-    if len(scenarios) < recipe.data.train and not real.drawn:
-        display.say(f"{len(scenarios)} scenarios to train on; data.train asks for {recipe.data.train}")
+    if real.dropped:
+        display.say(f"{real.dropped} rows of {recipe.world} cannot be used; envace data check says why")
+    if not real.drawn:
+        display.say(f"{len(scenarios)} scenarios to train on")
 
     async def evaluate(model: Loaded, update: int) -> dict[str, Any]:
         if not real.executable and recipe.arm == "sft":
@@ -228,12 +234,15 @@ async def _trainer(
         if record["kind"] == "eval":
             share = "undecided" if record["success"] is None else f"{record['success']:.3f}"
             display.say(f"update {record['update']}: {_told(record, share, real)}")
-            if record["update"] == 0 and record["success"] is not None:
+            if record["update"] == 0 and record["success"] is not None and recipe.arm != "sft":
                 display.say(measured_line(record["success"], recipe.group_size))
         elif record["kind"] == "alarm":
             display.say(record["said"])
         else:
             display.advance("training", record["update"], _note(record))
+            if record.get("judge/failures"):
+                failed, calls = record["judge/failures"], record["judge/calls"]
+                display.say(f"update {record['update']}: {failed:.0f} of {calls:.0f} calls of the judge failed")
 
     return Trainer(
         recipe=recipe,
@@ -249,6 +258,23 @@ async def _trainer(
         teach=_teacher(recipe, world, loaded) if recipe.arm == "sft" else None,
         progress=progress,
     )
+
+
+def _check_room(recipe: Recipe, world: World, loaded: Loaded, first: Scenario) -> None:
+    """A rehearser that has no room to answer would end every rollout at its first call.
+
+    Raises:
+        ConfigError: Its prompt fills `limits.max_length`.
+    """
+    spec = world.specs[first.environment]
+    call = ToolCall(name=spec.tools[0].name, arguments={})
+    asked = rehearsal_prompt(spec, load_prompts(recipe.prompts), call, opening(spec, first))
+    length, limit = len(loaded.format.open((), asked)), recipe.limits.max_length
+    if length >= limit:
+        raise ConfigError(
+            f"layout=prompted: the rehearser's prompt begins at {length} tokens, and limits.max_length is {limit}. "
+            f"Set it to {2 * length} or more."
+        )
 
 
 def _second(recipe: Recipe) -> Loaded | None:

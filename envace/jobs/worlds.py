@@ -116,7 +116,7 @@ def _sources(recipe: Recipe) -> tuple[dict[str, EnvironmentSpec], list[Sequence[
     given: list[Sequence[Scenario]] = []
     dropped = 0
     for name in names:
-        found, scenarios, lost = _source(name, require_checklist=recipe.arm != "sft")
+        found, scenarios, lost = _source(name, require_checklist=recipe.reward == "judged" and recipe.arm != "sft")
         twice = sorted(set(found) & set(specs))
         if twice:
             raise ConfigError(f"world names two environments {twice[0]!r}: a folder's name is its id, so rename one.")

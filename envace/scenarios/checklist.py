@@ -235,7 +235,9 @@ def read_checklist(value: Any, *, normalise: bool = False) -> Checklist:
         return Checklist.model_validate(_read(raw, normalise))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        said = first["msg"].removeprefix("Value error, ")
+        said = first["msg"].removeprefix("Value error, ").removesuffix(".")
+        if "tuple" in said:
+            said = "a list was expected: a checklist is a list of variants, each a list of turns, each a list of items"
         raise DataError(f"checklist: {_where(first['loc'])}{said}.") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"checklist: it is text that is no JSON ({error}).") from None

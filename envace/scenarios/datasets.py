@@ -6,6 +6,7 @@ Three forms of rows are recognised: CM2's published one (`messages`, `tools`, `c
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -141,6 +142,7 @@ def load_dataset(source: str | Path, *, normalise: bool = False, require_checkli
     for number, row in enumerate(read_rows(source)):
         try:
             scenario, tools, notes = _read_row(row, number, normalise)
+            _check_named(scenario, tools)
             _accept(scenario, dataset, require_checklist)
         except _Drop as drop:
             detail = str(drop)[:MAX_DETAIL]
@@ -151,6 +153,19 @@ def load_dataset(source: str | Path, *, normalise: bool = False, require_checkli
         if notes:
             dataset.mended[scenario.id] = notes
     return dataset
+
+
+def _check_named(scenario: Scenario, tools: Sequence[ToolSpec]) -> None:
+    """A programmatic check of a call that no tool could answer would never pass."""
+    names = {tool.name for tool in tools}
+    variants = () if scenario.checklist is None else scenario.checklist.variants
+    for item in (item for variant in variants for turn in variant for item in turn):
+        if item.check is not None and item.check.call is not None and item.check.call not in names:
+            near = difflib.get_close_matches(item.check.call, names, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise _Drop(
+                Reason.INVALID_CHECKLIST, f"item {item.id}: check.call names no tool {item.check.call!r}.{hint}"
+            )
 
 
 def _accept(scenario: Scenario, dataset: Dataset, require_checklist: bool) -> None:

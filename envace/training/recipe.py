@@ -313,6 +313,10 @@ class Recipe(Section):
             raise ValueError("resample replaces groups without spread, and advantage=global learns from these too")
         if self.rehearser is not None and self.facts.rehearser != "second":
             raise ValueError("rehearser names the second policy of arm per-role")
+        if self.simulator.model is not None and self.facts.rehearser != "simulator":
+            raise ValueError("simulator.model names who plays the environment in arm grpo-simulator")
+        if self.layout == "shared" and any(name.startswith("rehearse") for name in self.prompts):
+            raise ValueError("prompts.rehearse_* are of layout=prompted, and layout is shared")
         if self.loss.constant_length is not None and self.loss.aggregation != "constant":
             raise ValueError("loss.constant_length is of loss.aggregation=constant")
         if self.resample and self.arm == "sft":
@@ -388,6 +392,8 @@ def load_recipe(source: Path | str | dict[str, Any] | None = None, overrides: Se
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
+        if not where:  # of several keys together; the input would be the whole recipe, with what must not be shown
+            raise ConfigError(f"{first['msg'].removeprefix('Value error, ')}.") from None
         shown = "(not shown)" if "headers" in where else repr(first["input"])  # headers may be credentials
         raise ConfigError(f"{_named(source)}: {where} = {shown}: {first['msg']}.") from None
 

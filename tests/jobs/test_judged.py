@@ -137,3 +137,10 @@ def test_arm_sft_learns_recorded_conversations_and_is_judged_by_held_out_ones(tm
     before, after = RunFolder.open(tmp_path / "run").metrics("eval")
     assert after["held_out_loss"] < before["held_out_loss"]
     assert (summary["arm"], summary["reward"], summary["real_calls_in_training"]) == ("sft", None, 0)
+
+
+def test_a_prompted_rehearser_without_room_is_refused_with_the_size_of_its_prompt(tmp_path: Path) -> None:
+    starter = load_recipe(None, ["layout=prompted", "eval.scenarios=1", "data.train=4"])
+    with pytest.raises(ConfigError, match=r"begins at \d+ tokens, and limits\.max_length is 448"):
+        train(starter, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

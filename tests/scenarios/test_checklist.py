@@ -57,8 +57,8 @@ def test_it_round_trips_through_json() -> None:
         ([[[item(focus_on="assistant.mood")]]], "assistant.tool_calls"),
         ([[[{"id": "C0", "weight": 1.0}]]], "`question` and `focus_on`"),
         ([[["C0"]]], "variant 0, turn 0, item 0"),
-        ({"a": 1}, "tuple"),
-        (7, "tuple"),
+        ({"a": 1}, "a list was expected"),
+        (7, "a list was expected"),
         ("[[[", "no JSON"),
     ],
 )

@@ -197,7 +197,7 @@ def test_our_own_form_round_trips_exactly(tmp_path: Path, load: Load, row: dict[
         "teamid": {"type": ["string", "null"], "default": None}
     }
     other["tools"][0]["effect"] = "query"
-    check = {"call": "get_x", "arguments": {"a": None, "b": [1, {"c": 2.5}]}}
+    check = {"call": "get_the_last_games_of_a_football_team", "arguments": {"a": None, "b": [1, {"c": 2.5}]}}
     other["checklists"][0][0][0]["check"] = check
     dataset = load(row, other)
     assert dataset.dropped == []
@@ -336,3 +336,11 @@ def test_what_a_tool_does_is_told_by_the_row_or_guessed_from_its_name(
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     [spec] = load_dataset(tmp_path / "rows.jsonl", require_checklist=False).specs.values()
     assert spec.reads(name) == reads
+
+
+def test_a_check_of_a_tool_that_is_not_there_is_told_with_the_nearest(load: Load, row: dict[str, Any]) -> None:
+    changed = json.loads(json.dumps(row))
+    changed["checklists"][0][0][0]["check"] = {"call": "get_the_last_game_of_a_football_team"}
+    (dropped,) = load(changed).dropped
+    assert dropped.reason is Reason.INVALID_CHECKLIST
+    assert "Did you mean get_the_last_games_of_a_football_team?" in dropped.detail

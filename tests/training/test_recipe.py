@@ -188,6 +188,12 @@ def test_a_recipe_survives_its_own_record() -> None:
         (["judge={model: starter}"], "set reward=judged"),
         (["sft.rows=round"], "set sft.roles=act"),
         (["arm=sft", "resample=2"], "arm sft samples none"),
+        (["simulator.model=smollm2"], "in arm grpo-simulator"),
+        (["prompts.rehearse_user=mine.md"], "layout is shared"),
+        (["rehearser=smollm2"], "arm per-role"),
+        (["advantage=global", "scale=std"], "compares with no cell"),
+        (["arm=reinforce++", "resample=1"], "learns from these too"),
+        (["loss.constant_length=5"], "loss.aggregation=constant"),
     ],
 )
 def test_settings_that_mean_nothing_together_are_told(changes: list[str], said: str) -> None:
@@ -199,3 +205,11 @@ def test_an_address_with_credentials_is_not_written_into_a_run() -> None:
     for key in ("simulator.model", "judge.model"):
         with pytest.raises(ConfigError, match=rf"{key} holds credentials"):
             load_recipe(None, ["reward=judged", f"{key}=http://me:secret@h:1/v1#m"])
+
+
+def test_a_mistake_over_several_keys_does_not_show_the_recipe() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(None, ["endpoint.headers={Authorization: Bearer SECRET123}", "grounding=reference"])
+    assert str(caught.value) == (
+        "grounding=reference shows recorded results in the rehearser's prompt: set layout=prompted."
+    )
