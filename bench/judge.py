@@ -16,7 +16,8 @@ from typing import Any, Literal
 from envace.jobs.data import recorded
 from envace.jobs.judges import open_judge
 from envace.rewards.checklists import checklist_reward
-from envace.rewards.judge import Judge, JudgeSection, checklist_verdicts
+from envace.rewards.judge import Judge, JudgeSection
+from envace.rewards.verdicts import checklist_verdicts
 from envace.scenarios import opening
 from envace.scenarios.datasets import Dataset, load_dataset
 

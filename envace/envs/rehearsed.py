@@ -61,7 +61,7 @@ class RehearsedEnvironment:
         *,
         policy: Policy,
         voice: Voice,
-        observer: Observer | None,
+        observer: Observer,
         world: GroupWorld,
         share: bool,
         anchors: bool,
@@ -72,7 +72,7 @@ class RehearsedEnvironment:
             spec: Tools and tables.
             policy: Waits for the observer.
             voice: Says the responses.
-            observer: Judges responses; opened and closed by whoever made it. None where no contract is known.
+            observer: Judges responses; opened and closed by whoever made it.
             world: The group's look-ups.
             share: Whether look-ups are shared within the group (`world: group`).
             anchors: Whether the values of well-formed look-ups get an anchor (a KL to the reference) instead of a
@@ -157,7 +157,7 @@ class RehearsedEnvironment:
             response, broken = spoken.text, False  # of tools that nobody knows, some answer in plain text
         verdict: dict[str, Any] = {"consistency": Consistency.INCONSISTENT, "new": False}
         if not broken:
-            verdict = await self._observe(call, response)
+            verdict = await self._policy.hold(self.observer.observe(call.name, call.arguments, response))
         exchange = Exchange(
             call=call,
             response=response,
@@ -166,11 +166,6 @@ class RehearsedEnvironment:
             shared=shared,
         )
         return exchange, verdict["new"]
-
-    async def _observe(self, call: ToolCall, response: Any) -> dict[str, Any]:
-        if self.observer is None:
-            return {"consistency": Consistency.UNDETERMINED, "new": False}
-        return await self._policy.hold(self.observer.observe(call.name, call.arguments, response))
 
 
 def _load(text: str | None) -> tuple[Any, bool]:

@@ -200,8 +200,7 @@ def _reads_back(form: Format) -> str:
 
 def _sampled(loaded: Loaded, count: int, *, temperature: float) -> tuple[list[Transcript], LocalPolicy]:
     """Transcripts that act, are answered and act again, side by side."""
-    loaded.model.eval()
-    policy, form = LocalPolicy(loaded.model, loaded.format), loaded.format
+    policy, form = loaded.policy(), loaded.format
     held = [Transcript(form.open([TOOL], ASKED), random=random_stream(n)) for n in range(count)]
 
     async def talk(transcript: Transcript) -> None:

@@ -24,7 +24,6 @@ from envace.jobs.models import load
 from envace.jobs.worlds import World, open_world
 from envace.models.formats import TOOL, Format
 from envace.models.http import HttpPolicy
-from envace.models.local import LocalPolicy
 from envace.models.policy import Policy, ScriptedPolicy
 from envace.prompts import load_prompts
 from envace.rewards.judge import Judge
@@ -111,7 +110,7 @@ async def full_evaluation(
     torch.set_num_threads(recipe.threads)
     heldout = await world.scenarios("heldout", recipe.data.heldout)
     if not world.executable:
-        second = None if rehearser is None else LocalPolicy(rehearser.model.eval(), rehearser.format)
+        second = None if rehearser is None else rehearser.policy()
         return await judged_evaluation(recipe, world, source, heldout, judge=judge, rehearser=second, display=display)
     unseen = await world.scenarios("unseen", recipe.data.unseen)
     summary = summarise(await try_scenarios(recipe, world, source, heldout, display=display))
@@ -242,8 +241,7 @@ def _check_decided(attempts: Sequence[Attempt]) -> None:
 
 def _policy(source: Source, scenario: Scenario) -> Policy:
     if isinstance(source, Loaded):
-        source.model.eval()
-        return LocalPolicy(source.model, source.format)
+        return source.policy()
     if not isinstance(source, str):
         return source
     form = _starter_format()
@@ -287,10 +285,8 @@ async def fidelity(recipe: Recipe, world: World, loaded: Loaded, scenarios: Sequ
         )
         for scenario, demonstration in zip(own, demonstrations, strict=True):
             episodes.append((scenario, spec, await record_probes(world.worker, spec, demonstration["calls"])))
-    loaded.model.eval()
-    policy = LocalPolicy(loaded.model, loaded.format)
     prompts = load_prompts(recipe.prompts) if recipe.layout == "prompted" else None
-    found = await measure(policy, episodes, max_tokens=recipe.limits.max_step_tokens, prompts=prompts)
+    found = await measure(loaded.policy(), episodes, max_tokens=recipe.limits.max_step_tokens, prompts=prompts)
     return fidelity_scores(found)
 
 
@@ -304,12 +300,10 @@ async def rehearsals(
     rehearser: Loaded | None = None,
 ) -> list[dict[str, Any]]:
     """Private rehearsals of held-out scenarios, with the same calls replayed for real, and one real execution."""
-    loaded.model.eval()
-    policy = LocalPolicy(loaded.model, loaded.format)
     setting = recipe.model_copy(update={"arm": "envace", "reward": "contract", "grounding": "none"}).setting()
-    second = None if rehearser is None else LocalPolicy(rehearser.model.eval(), rehearser.format)
+    second = None if rehearser is None else rehearser.policy()
     prompts = load_prompts(recipe.prompts)
-    collector = Collector(policy, world.worker, world.specs, setting, rehearser=second, prompts=prompts)
+    collector = Collector(loaded.policy(), world.worker, world.specs, setting, rehearser=second, prompts=prompts)
     groups = await collector.groups([s.public() for s in scenarios], size=1, seed=(recipe.seed, 7_000_000))
     attempts = await try_scenarios(recipe, world, loaded, scenarios, display=Silent())
     records = []

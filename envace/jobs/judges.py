@@ -8,7 +8,6 @@ from pathlib import Path
 
 from envace.jobs.endpoints import is_endpoint, open_endpoint
 from envace.jobs.models import load
-from envace.models.local import LocalPolicy
 from envace.prompts import Prompts, load_prompts
 from envace.rewards.judge import Judge, JudgeSection
 from envace.training.recipe import Recipe
@@ -33,9 +32,7 @@ async def open_judge(
     """
     async with AsyncExitStack() as stack:
         if not is_endpoint(section.model):
-            loaded = load(section.model, recipe)
-            loaded.model.eval()
-            yield Judge(LocalPolicy(loaded.model, loaded.format), section, prompts=prompts, cache=cache)
+            yield Judge(load(section.model, recipe).policy(), section, prompts=prompts, cache=cache)
             return
         plain = await stack.enter_async_context(open_endpoint(section.model, settings=section.http(structured=False)))
         if not section.structured:

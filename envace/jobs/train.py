@@ -22,7 +22,6 @@ from envace.jobs.models import MODEL_FOLDER, load, resolve
 from envace.jobs.sft import recording_of, style_of
 from envace.jobs.worlds import World, open_world
 from envace.models.http import HttpPolicy
-from envace.models.local import LocalPolicy
 from envace.models.policy import Policy
 from envace.models.wire import parse_address
 from envace.prompts import load_prompts
@@ -72,7 +71,7 @@ async def _train(recipe: Recipe, out: Path, resume: bool, display: Display) -> d
     loaded = load(recipe.model, recipe)
     async with (
         open_world(recipe) as world,
-        open_world(recipe) as real,
+        open_world(recipe, like=world) as real,
         judge_of(recipe, cache=out / VERDICTS) as judge,
     ):
         check_world(recipe, world)
@@ -178,22 +177,16 @@ def check_world(recipe: Recipe, world: World) -> None:
 
 
 def _check_references(recipe: Recipe, world: World) -> None:
-    if recipe.grounding == "none":
-        return
-    scenarios = [scenario for source in world.given or () for scenario in source]
-    without = next((scenario.id for scenario in scenarios if not scenario.reference), None)
-    if not scenarios or without is not None:
-        named = f"scenario {without!r}" if without is not None else f"world {recipe.world}"
-        raise ConfigError(f"grounding=reference shows recorded calls, and {named} has no recorded conversation.")
+    lacking = world.lacking(lambda scenario: scenario.reference) if recipe.grounding == "reference" else None
+    if lacking is not None:
+        raise ConfigError(f"grounding=reference shows recorded calls, and {lacking} has no recorded conversation.")
 
 
 def _check_checklists(recipe: Recipe, world: World) -> None:
-    scenarios = [scenario for source in world.given or () for scenario in source]
-    without = next((scenario.id for scenario in scenarios if scenario.checklist is None), None)
-    if not scenarios or without is not None:
-        named = f"scenario {without!r}" if without is not None else f"world {recipe.world}"
-        raise ConfigError(f"reward=judged needs a checklist, and {named} has none.")
-    if recipe.judge is None and any(s.checklist is not None and s.checklist.judged for s in scenarios):
+    lacking = world.lacking(lambda scenario: scenario.checklist)
+    if lacking is not None:
+        raise ConfigError(f"reward=judged needs a checklist, and {lacking} has none.")
+    if recipe.judge is None and world.lacking(lambda scenario: scenario.checklist and not scenario.checklist.judged):
         raise ConfigError("reward=judged: some items need a judge, and there is none. Set judge.model=URL#NAME.")
 
 
@@ -221,28 +214,12 @@ async def _trainer(
         display.say(f"{len(scenarios)} scenarios to train on")
 
     async def evaluate(model: Loaded, update: int) -> dict[str, Any]:
-        if not real.executable and recipe.arm == "sft":
+        if real.executable:
+            return summarise(await try_scenarios(recipe, real, model, tuning, display=Silent()))
+        if recipe.arm == "sft":
             return _held_out(recipe, real, model, tuning)
-        if not real.executable:
-            rehearser = simulator if second is None else LocalPolicy(second.model.eval(), second.format)
-            return await judged_evaluation(
-                recipe, real, model, tuning, judge=judge, rehearser=rehearser, display=Silent()
-            )
-        return summarise(await try_scenarios(recipe, real, model, tuning, display=Silent()))
-
-    def progress(record: dict[str, Any]) -> None:
-        if record["kind"] == "eval":
-            share = "undecided" if record["success"] is None else f"{record['success']:.3f}"
-            display.say(f"update {record['update']}: {_told(record, share, real)}")
-            if record["update"] == 0 and record["success"] is not None and recipe.arm != "sft":
-                display.say(measured_line(record["success"], recipe.group_size))
-        elif record["kind"] == "alarm":
-            display.say(record["said"])
-        else:
-            display.advance("training", record["update"], _note(record))
-            if record.get("judge/failures"):
-                failed, calls = record["judge/failures"], record["judge/calls"]
-                display.say(f"update {record['update']}: {failed:.0f} of {calls:.0f} calls of the judge failed")
+        rehearser = simulator if second is None else second.policy()
+        return await judged_evaluation(recipe, real, model, tuning, judge=judge, rehearser=rehearser, display=Silent())
 
     return Trainer(
         recipe=recipe,
@@ -256,7 +233,7 @@ async def _trainer(
         second=second,
         simulator=simulator,
         teach=_teacher(recipe, world, loaded) if recipe.arm == "sft" else None,
-        progress=progress,
+        progress=lambda record: _show(recipe, real, record, display),
     )
 
 
@@ -301,8 +278,7 @@ def _simulator(recipe: Recipe, loaded: Loaded) -> Policy | None:
             f"simulator.model {name} has another tokenizer than {recipe.model}, so it cannot continue its transcripts. "
             "Set layout=prompted."
         )
-    model.model.eval()
-    return LocalPolicy(model.model, model.format)
+    return model.policy()
 
 
 def _teacher(recipe: Recipe, world: World, loaded: Loaded) -> Teach:
@@ -335,11 +311,27 @@ def _held_out(recipe: Recipe, world: World, model: Loaded, scenarios: Sequence[S
     return {"success": None, "n": len(scenarios), "held_out_loss": loss}
 
 
-def _told(record: dict[str, Any], share: str, world: World) -> str:
+def _show(recipe: Recipe, world: World, record: dict[str, Any], display: Display) -> None:
+    """What whoever watches is told of a record."""
+    if record["kind"] == "eval":
+        display.say(f"update {record['update']}: {_told(record, world)}")
+        if record["update"] == 0 and record["success"] is not None and recipe.arm != "sft":
+            display.say(measured_line(record["success"], recipe.group_size))
+    elif record["kind"] == "alarm":
+        display.say(record["said"])
+    else:
+        display.advance("training", record["update"], _note(record))
+        if record.get("judge/failures"):
+            failed, calls = record["judge/failures"], record["judge/calls"]
+            display.say(f"update {record['update']}: {failed:.0f} of {calls:.0f} calls of the judge failed")
+
+
+def _told(record: dict[str, Any], world: World) -> str:
     if "held_out_loss" in record:
         return f"loss {record['held_out_loss']:.3f} nats a token on {record['n']} held-out recordings"
     if not world.executable:
         return f"judged reward {record['reward']:.3f} of {record['n']} held-out rehearsals"
+    share = "undecided" if record["success"] is None else f"{record['success']:.3f}"
     return f"real success {share} of {record['n']} held-out scenarios"
 
 

@@ -6,7 +6,7 @@ that could be executed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +42,13 @@ class World:
         """Whether scenarios are drawn as they are asked for."""
         return self.given is None
 
+    def lacking(self, has: Callable[[Scenario], object]) -> str | None:
+        """Names the first scenario without something, or the world where it draws its own; None where all have it."""
+        if self.given is None:
+            return f"world {self.recipe.world}"
+        without = (scenario for scenarios in self.given for scenario in scenarios if not has(scenario))
+        return next((f"scenario {scenario.id!r}" for scenario in without), None)
+
     @property
     def executable(self) -> bool:
         """Whether every environment has code to run."""
@@ -72,17 +79,17 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(recipe: Recipe) -> AsyncIterator[World]:
-    """Open a recipe's world with a worker of its own.
+async def open_world(recipe: Recipe, *, like: World | None = None) -> AsyncIterator[World]:
+    """Open a recipe's world with a worker of its own; `like` is one that was opened and need not be read again.
 
     Raises:
         ConfigError: The world is neither `starter` nor a package folder.
         DataError: A package cannot be loaded.
     """
-    specs, given, dropped = _sources(recipe)
+    specs, given, dropped = _sources(recipe) if like is None else (dict(like.specs), like.given, like.dropped)
     async with Worker([spec.definition() for spec in specs.values() if spec.code]) as worker:
         world = World(specs=specs, given=given, recipe=recipe, worker=worker, dropped=dropped)
-        yield await _with_examples(world) if recipe.shots else world
+        yield await _with_examples(world) if recipe.shots and like is None else world
 
 
 SHOTS_FROM = 64

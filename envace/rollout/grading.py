@@ -7,20 +7,28 @@ from typing import Any
 
 from envace.envs import User
 from envace.rewards.checklists import checklist_reward, may_go_on, turns_of
-from envace.rewards.judge import Judge, turn_verdicts
-from envace.scenarios import EnvironmentSpec, Scenario, opening
+from envace.rewards.judge import Judge
+from envace.rewards.verdicts import checklist_verdicts
 from envace.scenarios.checklist import Checklist
-from envace.types import Message, StopReason, Trajectory, Verdict
+from envace.types import Message, StopReason, ToolSpec, Trajectory, Verdict
 
 
 class Grading:
     """Decides the items of a scenario's checklist as its turns end."""
 
-    def __init__(self, scenario: Scenario, spec: EnvironmentSpec, judge: Judge | None) -> None:
-        assert scenario.checklist is not None
-        self.checklist: Checklist = scenario.checklist
-        self._opening = opening(spec, scenario)
-        self._tools, self._judge = spec.tools, judge
+    def __init__(
+        self, checklist: Checklist, judge: Judge | None, *, opening: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> None:
+        """Make one rollout's.
+
+        Args:
+            checklist: The scenario's.
+            judge: Decides what no program can.
+            opening: What is said before the first acting step.
+            tools: What the policy could call.
+        """
+        self.checklist, self._judge = checklist, judge
+        self._opening, self._tools = opening, tools
         self.records: list[dict[str, Any]] = []
         """What was decided, an item each."""
         self._decided = 0
@@ -33,9 +41,8 @@ class Grading:
         Args:
             said: The whole conversation, the opening included.
         """
-        turns = turns_of(said[len(self._opening) :])
         number = self._decided
-        records = await self._decide(number, turns)
+        records = await self._decide(said[len(self._opening) :])
         passed = [
             may_go_on(_verdicts(records, variant), items[number])
             for variant, items in enumerate(self.checklist.variants)
@@ -50,8 +57,8 @@ class Grading:
         """
         turns = turns_of(trajectory.messages)[: self.checklist.turns]
         reached = len(turns) - (trajectory.stop is StopReason.INVALID_CALL)
-        while self._decided < reached:
-            await self._decide(self._decided, turns)
+        if reached > self._decided:
+            await self._decide([message for turn in turns[:reached] for message in turn])
         trajectory.verdicts = self.records
         reward = checklist_reward(self.checklist, self.records, reached=reached)
         # Where nobody could say whether the next turn may come, nobody knows what it would have earned.
@@ -62,13 +69,13 @@ class Grading:
         else:
             trajectory.parts = {"items": trajectory.reward}
 
-    async def _decide(self, number: int, turns: Sequence[Sequence[Message]]) -> list[dict[str, Any]]:
-        before = [*self._opening, *(message for turn in turns[:number] for message in turn)]
-        records = await turn_verdicts(
-            self._judge, self.checklist, number, turns[number], before=before, tools=self._tools
+    async def _decide(self, said: Sequence[Message]) -> list[dict[str, Any]]:
+        """Decide the turns of what was said that are not decided yet."""
+        records = await checklist_verdicts(
+            self._judge, self.checklist, said, opening=self._opening, tools=self._tools, first=self._decided
         )
         self.records += records
-        self._decided = number + 1
+        self._decided = len(turns_of(said))
         return records
 
 

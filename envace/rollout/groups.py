@@ -149,7 +149,10 @@ class Collector:
         except SandboxError as error:
             return _failed(scenario, error, group=group, index=index)
         environment = self._environment(spec, scenario, world, session)
-        grading = Grading(scenario, spec, self._judge) if setting.reward == "judged" else None
+        grading = None
+        if setting.reward == "judged":
+            assert scenario.checklist is not None
+            grading = Grading(scenario.checklist, self._judge, opening=messages, tools=spec.tools)
         trajectory = await rollout(
             self.policy,
             environment,

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from envace.errors import ModelError, RunError
 from envace.models.chat import ChatFormat
 from envace.models.formats import CONTROL_TOKENS, StarterFormat
+from envace.models.local import LocalPolicy
 from envace.training.lora import has_lora, load_lora, lora_state, merged_state
 
 MANIFEST = "manifest.json"
@@ -36,6 +37,11 @@ class Loaded:
 
     model: PreTrainedModel
     format: StarterFormat | ChatFormat
+
+    def policy(self) -> LocalPolicy:
+        """The model as it is now, to sample from."""
+        self.model.eval()
+        return LocalPolicy(self.model, self.format)
 
 
 def load_model(

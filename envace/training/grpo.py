@@ -140,11 +140,13 @@ class Trainer:
             self.done = number
             self._alarm(record)
             last = number == recipe.updates
-            if last or (recipe.eval.every and number % recipe.eval.every == 0):
+            evaluated = last or (recipe.eval.every > 0 and number % recipe.eval.every == 0)
+            if evaluated:
                 await self._evaluate(number)
-            if last or number % recipe.checkpoint_every == 0 or self.keeper.due(number):
+            if last or number % recipe.checkpoint_every == 0 or (evaluated and self.keeper.due(number)):
                 self._checkpoint(number)
-            self.keeper.keep(number)
+            if evaluated:  # nothing else makes a best, and asking reads all records
+                self.keeper.keep(number)
 
     def _alarm(self, record: dict[str, Any]) -> None:
         """Record the alarms that an update sets off. Raises TrainingError after a checkpoint where one stops it."""
@@ -181,9 +183,15 @@ class Trainer:
             "sampled_tokens": collected.sampled_tokens,
             "shared_tokens": collected.shared_tokens,
             "real_calls": self.worker.real_calls - calls_before,
+            "rollout_tokens_per_s": collected.sampled_tokens / (sampled - started),
+            **self._costs(losses, started=started, sampled=sampled, ended=ended),
+        }
+
+    def _costs(self, losses: dict[str, Any], *, started: float, sampled: float, ended: float) -> dict[str, float]:
+        """Times, rate and memory of an update."""
+        return {
             "seconds_rollout": sampled - started,
             "seconds_update": ended - sampled,
-            "rollout_tokens_per_s": collected.sampled_tokens / (sampled - started),
             "update_tokens_per_s": losses["trained_tokens"] / (ended - sampled),
             "memory_gb": peak_memory(self.loaded.model.device),
         }
@@ -241,10 +249,7 @@ class Trainer:
             **losses,
             "sampled_tokens": 0,
             "real_calls": self.worker.real_calls - calls_before + lesson.real_calls,
-            "seconds_rollout": taught - started,
-            "seconds_update": ended - taught,
-            "update_tokens_per_s": losses["trained_tokens"] / (ended - taught),
-            "memory_gb": peak_memory(self.loaded.model.device),
+            **self._costs(losses, started=started, sampled=taught, ended=ended),
         }
 
     def _pick(self, count: int) -> list[Scenario]:

@@ -45,8 +45,7 @@ class Learner:
 
     def policy(self) -> LocalPolicy:
         """The model as it is now, to sample from."""
-        self.loaded.model.eval()
-        return LocalPolicy(self.loaded.model, self.loaded.format)
+        return self.loaded.policy()
 
     def update(self, rows: Sequence[Row]) -> dict[str, float]:
         """One step by policy gradient. Raises TrainingError when numbers give out."""

@@ -20,7 +20,8 @@ from envace.jobs.judges import open_judge
 from envace.models.formats import StarterFormat
 from envace.models.policy import ScriptedPolicy
 from envace.rewards.checklists import checklist_reward, may_go_on, turns_of
-from envace.rewards.judge import Judge, JudgeSection, checklist_verdicts
+from envace.rewards.judge import Judge, JudgeSection
+from envace.rewards.verdicts import checklist_verdicts
 from envace.scenarios import opening
 from envace.scenarios.checklist import Checklist, Item, read_checklist
 from envace.scenarios.datasets import load_dataset

@@ -52,10 +52,12 @@ async def played(
 ) -> tuple[str | StopReason | None, Trajectory]:
     """What the user answers the first reply, and the graded trajectory."""
     task = scenario(weight=weight)
-    grading = Grading(task, retail, judge)  # type: ignore[arg-type]
+    assert task.checklist is not None
+    told = opening(retail, task)
+    grading = Grading(task.checklist, judge, opening=told, tools=retail.tools)  # type: ignore[arg-type]
     user = GatedUser(ScriptedUser(task.turns), grading)
     messages = [reply("done")]
-    answer = await user.answer([*opening(retail, task), *messages])
+    answer = await user.answer([*told, *messages])
     if not isinstance(answer, StopReason) and answer is not None:
         messages += [Message(author=Author.USER, content=answer), reply("done")]
     made = Trajectory(scenario_id="s", environment_id="retail", kind="k", group=0, index=0, messages=messages)
