@@ -25,7 +25,7 @@ from envace.models.wire import parse_address
 from envace.runs import RunFolder
 from envace.runs.trackers import check_tracker
 from envace.scenarios import opening
-from envace.scenarios.datasets import HUB
+from envace.scenarios.sources import HUB
 from envace.training.checkpoints import format_of
 from envace.training.group_size import TOO_MANY, dead_group_share, dead_group_table
 from envace.training.recipe import Recipe

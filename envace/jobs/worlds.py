@@ -14,7 +14,8 @@ from pathlib import Path
 from envace.errors import ConfigError, DataError
 from envace.sandbox import Worker
 from envace.scenarios import EnvironmentSpec, Scenario, load_package
-from envace.scenarios.datasets import is_dataset, load_dataset
+from envace.scenarios.datasets import load_dataset
+from envace.scenarios.sources import is_dataset
 from envace.starter.scenarios import starter_scenarios, starter_specs
 from envace.starter.world import TRAINED, UNSEEN
 from envace.training.demonstrations import conversation, demonstrate, expected_of
