@@ -388,7 +388,7 @@ class Judge:
 
     async def _step(self, policy: Policy, prompt: str, attempt: int) -> Step:
         messages = [Message(author=Author.USER, content=prompt)]
-        # The stream depends on what is asked alone, so that neither order nor timing changes a verdict.
+        # The stream depends on what is asked alone; which items are asked together depends on what is decided already.
         digest = int(_digest(prompt)[:15], 16)
         stream = random_stream(self.settings.seed, digest, attempt)
         transcript = Transcript(policy.format.open((), messages), random=stream, messages=messages)
